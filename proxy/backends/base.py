@@ -74,8 +74,9 @@ class Upstream(Protocol):
     status: int
     headers: list[tuple[str, str]]
 
-    def chunks(self) -> AsyncIterator[bytes]:
-        """Body bytes as they arrive, never gathered."""
+    async def read_some(self) -> bytes:
+        """The next bytes of the body as they arrive, ``b""`` at its end. Safe to cancel: no byte is
+        lost. Raises ``BackendUnreachableError`` when the connection breaks in mid-body."""
 
     async def read(self) -> bytes:
         """The whole body."""

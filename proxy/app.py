@@ -1,0 +1,215 @@
+"""The composition root: the only place that builds the parts and wires them together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+from aiohttp import web
+
+from proxy.backends.base import Verdict
+from proxy.backends.llama_server import LlamaServer
+from proxy.core.costs import Costs
+from proxy.core.records import Mode
+from proxy.core.retention import Limits
+from proxy.keeper import Keeper
+from proxy.proof import Proof
+from proxy.scheduler import Scheduler
+from proxy.server import envelope, routes
+from proxy.server.chat import Chat
+from proxy.server.connections import HeaderDeadline
+from proxy.server.gate import GateRules, gate
+from proxy.server.keys import Keys
+from proxy.server.passthrough import Passthrough
+from proxy.server.view import View
+from proxy.store.snapshots import SnapshotStore
+from proxy.telemetry.history import History
+from proxy.telemetry.metrics import Metrics
+from proxy.tokens import Counter
+from proxy.transfer import Budget, Transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from proxy.backends.base import Facts
+    from proxy.config import Config
+    from proxy.core.records import Prompt, Snapshot
+    from proxy.core.slots import Content
+
+log = structlog.get_logger("slotkeeper.app")
+
+CLIENT_KEEPALIVE = 30.0  # aiohttp's own default is an hour (style-and-reliability.md 0.3)
+NO_DIRECTORY = (
+    "no slot directory is named, so nothing can be saved or restored",
+    "start llama-server with --slot-save-path DIR and slotkeeper with --slot-save-path DIR",
+)
+
+
+class Nothing:
+    """Effects where there is no slot directory: the mode is ``forward`` and none is ever asked for."""
+
+    def __init__(self) -> None:
+        """Costs are still learned, for the decision log."""
+        self.costs = Costs()
+
+    def matches(self, prompt: Prompt) -> tuple[tuple[Snapshot, int], ...]:
+        """No snapshots."""
+        del prompt
+        return ()
+
+    def judge(self, expected: int, cache_n: int) -> bool:
+        """Nothing was restored, so nothing can have been in vain."""
+        return cache_n >= expected
+
+    async def save(self, slot: int, content: Content) -> Content:
+        """Nothing is saved."""
+        del slot
+        return content
+
+    async def restore(self, slot: int, snapshot: Snapshot) -> bool:
+        """Nothing can be restored."""
+        del slot, snapshot
+        return False
+
+
+class App:
+    """One proxy in front of one backend."""
+
+    def __init__(self, config: Config) -> None:
+        """Builds the parts; nothing is opened before ``start``."""
+        clock = time.time
+        server, cache = config.server, config.cache
+        self._config = config
+        self.metrics = Metrics()
+        self.history = History()
+        key = config.backend.key.get_secret_value()
+        self.backend = LlamaServer(
+            config.backend.url,
+            key=key or None,
+            connect_timeout=config.backend.connect_timeout,
+            silence_timeout=config.backend.silence_timeout,
+        )
+        self.store = self._build_store(config)
+        self.transfer: Transfer | None = None
+        prober: Callable[[Facts], Awaitable[Verdict | None]] = _unproven
+        if self.store is not None and config.slot_dir is not None:
+            limits = Limits(cache.limit(_free(config.slot_dir)), cache.max_files, cache.max_age, cache.policy)
+            budget = Budget(keep_free=cache.keep_free, daily=cache.daily_write)
+            self.transfer = Transfer(self.backend, self.store, self.metrics, clock, limits, budget)
+            prober = Proof(self.backend, self.store, config.slot_dir)
+        self.scheduler = Scheduler(
+            self.backend,
+            self.transfer or Nothing(),
+            self.metrics,
+            clock,
+            max_queue=server.max_queue,
+            queue_timeout=server.queue_timeout,
+        )
+        self.keeper = Keeper(
+            self.backend,
+            self.scheduler,
+            self.transfer,
+            self.metrics,
+            clock,
+            prober,
+            idle_seconds=cache.idle_seconds,
+            prewarm=cache.prewarm,
+        )
+        self._keys = Keys(key)
+        self._deadline = HeaderDeadline(server.header_timeout)
+        self._runner: web.AppRunner | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @staticmethod
+    def _build_store(config: Config) -> SnapshotStore | None:
+        if config.slot_dir is None or config.store_dir is None:
+            return None
+        return SnapshotStore(config.slot_dir, config.store_dir)
+
+    def _web(self) -> web.Application:
+        server = self._config.server
+        tokenizer = self._config.backend.tokenizer
+        passthrough = Passthrough(self.scheduler, self.backend, self._keys)
+        chat = Chat(
+            self.scheduler,
+            self.backend,
+            Counter(self.backend, Path(tokenizer).expanduser() if tokenizer else None),
+            passthrough,
+            self._keys,
+            self.metrics,
+            self.history,
+            time.time,
+            ping_interval=server.ping_interval,
+        )
+        view = View(self.scheduler, self.keeper, self.transfer, self.history, self.metrics)
+        rules = GateRules(
+            host=server.host,
+            allowed_hosts=server.allowed_hosts,
+            keys=tuple(key.get_secret_value() for key in server.keys),
+            admin_key=server.admin_key.get_secret_value(),
+            max_body=server.max_body,
+        )
+        app = web.Application(
+            client_max_size=server.max_body, middlewares=[self._deadline.heard, gate(rules)]
+        )
+        envelope.install(app)
+        app.add_routes(routes.table(chat, passthrough, view))
+        return app
+
+    async def start(self) -> str:
+        """Open the store, look at the backend, listen. Gives the URL.
+
+        Raises ``StoreBusyError`` when another proxy has the store, ``OSError`` when the address
+        cannot be had.
+        """
+        if self.store is not None:
+            report = await self.store.open()
+            log.info("store.opened", snapshots=len(report.snapshots), dropped=report.dropped, swept=report.swept)
+        await self.keeper.first()
+        server = self._config.server
+        self._runner = web.AppRunner(
+            self._web(),
+            handler_cancellation=True,
+            keepalive_timeout=CLIENT_KEEPALIVE,
+            access_log=None,
+            shutdown_timeout=0.5,
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, server.host, server.port)
+        await site.start()
+        loop = asyncio.get_running_loop()
+        self._tasks.append(loop.create_task(self.keeper.run(), name="keeper"))
+        if self._runner.server is not None:
+            watch = self._deadline.watch(self._runner.server)
+            self._tasks.append(loop.create_task(watch, name="header-deadline"))
+        host, port = self._runner.addresses[0][:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def stop(self) -> None:
+        """Let answers end, save what is unsaved, close everything."""
+        for task in self._tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        self._tasks.clear()
+        await self.keeper.drain(self._config.server.drain_timeout)
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self.store is not None:
+            await self.store.close()
+        await self.backend.close()
+
+
+def _free(directory: Path) -> int:
+    import shutil
+
+    return shutil.disk_usage(directory).free
+
+
+async def _unproven(facts: Facts) -> Verdict:
+    del facts
+    return Verdict(Mode.FORWARD, *NO_DIRECTORY)

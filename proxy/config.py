@@ -1,0 +1,363 @@
+"""All settings: what they are, where they come from, and everything that is wrong with them.
+
+Sources, the strongest first: command-line flags, environment variables (``SLOTKEEPER_BACKEND__URL``
+is ``[backend] url``), the TOML file, the defaults below. ``config.example.toml`` explains each.
+Sizes are bytes and may be written ``"20GiB"``; times are seconds and may be written ``"30d"``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+)
+from pydantic_core import ErrorDetails
+
+from proxy.errors import ConfigError
+
+PREFIX = "SLOTKEEPER_"
+FLAGS: Mapping[str, str] = {
+    "backend.url": "--backend",
+    "backend.slot_save_path": "--slot-save-path",
+    "server.host": "--host",
+    "server.port": "--port",
+}
+_GIB = 1024**3
+_DAY = 86_400
+_SIZE_UNITS = {"": 1, "B": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("KMGT", 1)
+    for suffix, base in (("B", 1000), ("iB", 1024))
+}
+_TIME_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": _DAY}
+
+
+def _with_unit(value: Any, units: Mapping[str, int], expected: str) -> float:
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
+        if match and match[2] in units:
+            return float(match[1]) * units[match[2]]
+    elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**63:
+        return float(value)
+    raise ValueError(expected)
+
+
+def _size(value: Any) -> int:
+    return int(_with_unit(value, _SIZE_UNITS, 'expected a size in bytes, or like "20GiB"'))
+
+
+def _size_or_auto(value: Any) -> int | None:
+    return None if value is None or value == "auto" else _size(value)
+
+
+def _seconds(value: Any) -> float:
+    return _with_unit(value, _TIME_UNITS, 'expected seconds, or like "10m" or "30d"')
+
+
+def _listed(value: Any) -> Any:
+    """A list out of one string: how an environment variable spells it."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+def _key(value: SecretStr) -> SecretStr:
+    if re.fullmatch(r"[!-+\--~]*", value.get_secret_value()) is None:
+        raise ValueError("a key is printable ASCII without blanks and commas")
+    return value
+
+
+def _some_key(value: SecretStr) -> SecretStr:
+    if not value.get_secret_value():
+        raise ValueError("an empty key would let everybody in; an empty list asks for none")
+    return value
+
+
+def _url(value: str) -> str:
+    try:
+        url = urlsplit(value)
+        good = url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
+    except ValueError:  # a port that is no number, a broken IPv6 address
+        good = False
+    if not good:
+        raise ValueError('expected an address like "http://127.0.0.1:8080"')
+    if url.username is not None or url.query or url.fragment:
+        raise ValueError("no user, query or fragment in it; a key goes into backend.key")
+    return value.rstrip("/")
+
+
+Size = Annotated[int, BeforeValidator(_size)]
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+Key = Annotated[SecretStr, AfterValidator(_key)]
+Keys = Annotated[tuple[Annotated[Key, AfterValidator(_some_key)], ...], BeforeValidator(_listed)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class Server(_Frozen):
+    """Where the proxy listens, who may come in, how long things may take."""
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8088
+    keys: Keys = ()
+    admin_key: Key = SecretStr("")
+    allowed_hosts: Names = ()
+    max_body: Annotated[Size, Field(ge=1)] = 64 * 1024**2
+    max_queue: Annotated[int, Field(ge=0)] = 64
+    queue_timeout: Seconds = 600.0
+    ping_interval: Annotated[Seconds, Field(gt=0)] = 10.0
+    drain_timeout: Seconds = 30.0
+    header_timeout: Annotated[Seconds, Field(gt=0)] = 10.0
+    log_format: Literal["auto", "console", "json"] = "auto"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Backend(_Frozen):
+    """The model server behind the proxy."""
+
+    url: Annotated[str, AfterValidator(_url)] = "http://127.0.0.1:8080"
+    kind: Literal["llama_server"] = "llama_server"
+    key: Key = SecretStr("")
+    slot_save_path: str = ""
+    connect_timeout: Annotated[Seconds, Field(gt=0)] = 2.0
+    silence_timeout: Seconds = 0.0
+    sole_client: bool = True
+    tokenizer: str = ""
+
+
+class Cache(_Frozen):
+    """Snapshots on disk: where, how many, for how long. ``max_bytes`` None means ``"auto"``."""
+
+    enabled: bool = True
+    store: str = ""
+    max_bytes: Annotated[int | None, BeforeValidator(_size_or_auto)] = None
+    keep_free: Size = 10 * _GIB
+    max_files: Annotated[int, Field(ge=1)] = 256
+    max_age: Annotated[Seconds, Field(gt=0)] = 30.0 * _DAY
+    policy: Literal["value", "lru"] = "value"
+    idle_seconds: Seconds = 3.0
+    daily_write: Size = 200 * _GIB
+    prewarm: bool = True
+
+    def limit(self, free: int) -> int:
+        """Bytes the store may hold, given the ``free`` bytes of its file system."""
+        return min(20 * _GIB, free // 10) if self.max_bytes is None else self.max_bytes
+
+
+class Config(_Frozen):
+    """The whole configuration; ``Config()`` are the defaults."""
+
+    server: Server = Server()
+    backend: Backend = Backend()
+    cache: Cache = Cache()
+
+    @property
+    def slot_dir(self) -> Path | None:
+        """The backend's slot directory as this process sees it; None: no snapshots."""
+        path = self.backend.slot_save_path
+        return Path(path).expanduser() if path else None
+
+    @property
+    def store_dir(self) -> Path | None:
+        """Where snapshots are kept; None: no snapshots."""
+        if self.slot_dir is None or not self.cache.enabled:
+            return None
+        store = self.cache.store
+        return Path(store).expanduser() if store else self.slot_dir / "slotkeeper"
+
+    def warnings(self) -> list[str]:
+        """What is allowed, and probably not meant."""
+        found = []
+        server, backend = self.server, self.backend
+        if not _is_loopback(server.host) and not server.keys:
+            found.append(
+                f"server.host: {server.host} can be reached from other machines and server.keys"
+                " is empty: everybody there can use the model; set server.keys"
+            )
+        if server.admin_key.get_secret_value() and server.admin_key in server.keys:
+            found.append("server.admin_key: also one of server.keys: every client is an admin")
+        if self.cache.enabled and not backend.slot_save_path:
+            found.append(
+                "backend.slot_save_path: not set, so nothing is saved (mode forward); start"
+                " llama-server with --slot-save-path DIR and name the same directory here"
+            )
+        return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def load(path: Path | None, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
+    """Merge all sources and check the result.
+
+    Args:
+        path: the TOML file, None for none.
+        overrides: values of command-line flags by full name, ``{"server.port": 9000}``.
+        environ: usually ``os.environ``.
+
+    Raises:
+        ConfigError: with every problem found, each naming its place, setting and remedy.
+    """
+    given = _Given()
+    problems = list(_read_file(path, given)) if path is not None else []
+    _read_environ(environ, given)
+    for setting, value in overrides.items():
+        given.put(setting, value, FLAGS.get(setting, setting))
+    problems += [*given.unknown(), *given.missing_paths()]
+    config = Config()
+    try:
+        config = Config.model_validate(given.sections())
+    except ValidationError as error:
+        for fault in error.errors(include_url=False):
+            setting = ".".join(str(part) for part in fault["loc"][:2])
+            problems.append(f"{given.place(setting)}: {setting}: {_explain(setting, fault)}")
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+class _Given:
+    """What was given, by full name, and where: the later source wins."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, tuple[Any, str]] = {}
+
+    def put(self, setting: str, value: Any, place: str) -> None:
+        self._values[setting] = (value, place)
+
+    def place(self, setting: str) -> str:
+        return self._values[setting][1]
+
+    def sections(self) -> dict[str, Any]:
+        """Only what is known, nested as the models are."""
+        nested: dict[str, Any] = {}
+        for setting, (value, _) in self._values.items():
+            section, _, name = setting.partition(".")
+            if setting in _KNOWN:
+                nested.setdefault(section, {})[name] = value
+        return nested
+
+    def unknown(self) -> Iterator[str]:
+        for setting, (_, place) in self._values.items():
+            if setting not in _KNOWN:
+                yield f"{place}: {setting}: {_what_is(setting)}"
+
+    def missing_paths(self) -> Iterator[str]:
+        for setting, exists, what in (
+            ("backend.slot_save_path", Path.is_dir, "no such directory"),
+            ("backend.tokenizer", Path.is_file, "no such file"),
+        ):
+            value, place = self._values.get(setting, ("", ""))
+            if isinstance(value, str) and value and not exists(Path(value).expanduser()):
+                yield f'{place}: {setting}: {what}: "{value}"'
+
+
+_SECTIONS: Mapping[str, type[BaseModel]] = {"server": Server, "backend": Backend, "cache": Cache}
+_KNOWN = [
+    f"{section}.{name}" for section, model in _SECTIONS.items() for name in model.model_fields
+]
+_SECRET = {"server.keys", "server.admin_key", "backend.key"}
+
+
+def _read_file(path: Path, given: _Given) -> Iterator[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        yield f"{path}: cannot be read: {why}"
+        return
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        match = re.search(r"(.*) \(at (?:line (\d+)|end of document)", str(error))
+        what, line = (match[1], match[2]) if match else (str(error), None)
+        yield f"{path}:{line or len(text.splitlines())}: not TOML: {what}"
+        return
+    lines = _lines(text)
+    for section, content in document.items():
+        # What is no known section stays whole and is reported as one unknown name.
+        inside = content if section in _SECTIONS and isinstance(content, dict) else {"": content}
+        for name, value in inside.items():
+            setting = f"{section}.{name}".rstrip(".")
+            line = lines.get(setting) or lines.get(section, 1)
+            given.put(setting, value, f"{path}:{line}")
+
+
+def _lines(text: str) -> dict[str, int]:
+    """Line of each section and setting, by full name; the first one counts."""
+    found: dict[str, int] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[+\s*([\w.\"'-]+)\s*\]", line):
+            section = header[1]
+            found.setdefault(section, number)
+        elif pair := re.match(r"\s*([\w.\"'-]+)\s*=", line):
+            found.setdefault(f"{section}.{pair[1]}".lstrip("."), number)
+    return found
+
+
+def _read_environ(environ: Mapping[str, str], given: _Given) -> None:
+    """Only names with ``__``: Kubernetes sets ``SLOTKEEPER_PORT`` for a service of that name."""
+    for variable, value in environ.items():
+        name = variable.upper()
+        if name.startswith(PREFIX) and "__" in name:
+            setting = name.removeprefix(PREFIX).lower().replace("__", ".", 1)
+            given.put(setting, value, f"environment variable {variable}")
+
+
+def _what_is(setting: str) -> str:
+    """Why a name is unknown, and which one was meant."""
+    section, _, name = setting.rpartition(".")
+    if setting in _SECTIONS:
+        return f"expected a section: [{setting}]"
+    elsewhere = [known for known in _KNOWN if known.endswith(f".{name}")]
+    if section in _SECTIONS:
+        near = difflib.get_close_matches(name, _SECTIONS[section].model_fields, 1) or elsewhere
+    else:
+        near = elsewhere or difflib.get_close_matches(setting, [*_SECTIONS, *_KNOWN], 1)
+    kind = "setting" if section or elsewhere else "section or setting"
+    return f"unknown {kind}" + (f'; did you mean "{near[0]}"?' if near else "")
+
+
+_EXPECTED: Mapping[str, str] = {
+    "bool_parsing": "expected true or false",
+    "bool_type": "expected true or false",
+    "int_from_float": "expected a whole number",
+    "int_parsing": "expected a whole number",
+    "int_type": "expected a whole number",
+    "literal_error": "expected one of {expected}",
+    "string_too_short": "must not be empty",
+    "string_type": "expected text in quotes",
+    "tuple_type": 'expected a list like ["a", "b"]',
+    "value_error": "{error}",
+}
+
+
+def _explain(setting: str, fault: ErrorDetails) -> str:
+    """What was expected and, unless it is a secret, what was found."""
+    wanted = _EXPECTED.get(fault["type"], fault["msg"].replace("Input should be", "must be"))
+    wanted = wanted.format_map(fault.get("ctx", {}))
+    found = fault["input"]
+    shown = f'"{found}"' if isinstance(found, str) else str(found)
+    if setting in _SECRET or "@" in shown:  # a URL may carry a password
+        return wanted
+    return f"{wanted}, got {shown[:80]}"

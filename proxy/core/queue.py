@@ -1,0 +1,213 @@
+"""Which waiting request starts now, and what a lease learns while it is held. Pure.
+
+``next_up`` is asked again after every change. A request is bound only when what it wants is free
+(late binding); what waited long is favoured; a request that takes every slot holds back those
+behind it, or it would never have them all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from proxy.core.placement import AGEING, LARGE_SECONDS, Need, Option, hot, options
+from proxy.core.records import Reason
+from proxy.core.slots import Content, Slot, SlotState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from proxy.core.costs import Costs
+    from proxy.core.records import Prompt, Snapshot
+
+
+class Kind(StrEnum):
+    """How much a request takes: one slot, every slot, or a counting permit where none is pinned."""
+
+    NARROW = "narrow"
+    WIDE = "wide"
+    PERMIT = "permit"
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A request in the queue. ``queued``: when it came, by the caller's clock."""
+
+    need: Need
+    kind: Kind
+    queued: float
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The backend as the queue sees it right now.
+
+    ``total_slots`` 0: not known, permits are not limited. ``wide``: one request has every slot.
+    ``large``: a large prefill is running. ``typical``: seconds an answer takes after its prefill.
+    """
+
+    slots: Sequence[Slot]
+    total_slots: int
+    permits: int
+    wide: bool
+    large: bool
+    typical: float
+
+    @property
+    def all_free(self) -> bool:
+        """Nothing runs in any slot."""
+        return all(slot.state is SlotState.FREE for slot in self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One decision: the option taken, and all that were weighed (for the decision log)."""
+
+    option: Option
+    weighed: tuple[Option, ...] = ()
+
+
+def next_up(
+    queue: Iterable[Waiting],
+    engine: Engine,
+    costs: Costs,
+    now: float,
+    matches: Callable[[Prompt], tuple[tuple[Snapshot, int], ...]],
+) -> tuple[Waiting, Grant] | None:
+    """The waiting request that starts now: least cost, less what it has waited; None: none can."""
+    best: tuple[float, Waiting, Grant] | None = None
+    for waiting in queue:
+        grant = startable(waiting, engine, costs, now, matches)
+        if grant is not None:
+            cost = grant.option.cost - AGEING * (now - waiting.queued)
+            if best is None or cost < best[0]:
+                best = (cost, waiting, grant)
+        if waiting.kind is Kind.WIDE:
+            break
+    return (best[1], best[2]) if best else None
+
+
+def startable(
+    waiting: Waiting,
+    engine: Engine,
+    costs: Costs,
+    now: float,
+    matches: Callable[[Prompt], tuple[tuple[Snapshot, int], ...]],
+) -> Grant | None:
+    """What this request can start with now, None when it has to, or had better, wait."""
+    if waiting.kind is Kind.PERMIT:
+        free = not engine.total_slots or engine.permits < engine.total_slots
+        return unpinned(Reason.FORWARD) if free else None
+    if engine.wide or engine.permits:
+        return None
+    if waiting.kind is Kind.WIDE:
+        return unpinned(Reason.WIDE) if engine.all_free else None
+    return placed(waiting.need, engine, costs, now, matches)
+
+
+def placed(
+    need: Need,
+    engine: Engine,
+    costs: Costs,
+    now: float,
+    matches: Callable[[Prompt], tuple[tuple[Snapshot, int], ...]],
+) -> Grant | None:
+    """The cheapest option, if it can start now."""
+    if not need.exact and not hot(need, engine.slots, costs):
+        return None  # its rendered prompt is being looked at
+    if need.cache and need.prompt.tokens is not None:
+        need = replace(need, matches=matches(need.prompt))
+    weighed = options(need, engine.slots, costs, now, engine.typical)
+    if not weighed or not weighed[0].ready:
+        return None
+    best = weighed[0]
+    if best.prefill > LARGE_SECONDS and engine.large:
+        return None  # one large prefill at a time: it slows every other slot
+    if need.wanted is not None and best.snapshot is None:
+        best = replace(best, reason=Reason.PINNED)
+    return Grant(best, tuple(weighed))
+
+
+def unpinned(reason: Reason) -> Grant:
+    """The backend chooses the slot."""
+    return Grant(Option(slot=-1, reason=reason, hit=0, n_tokens=0))
+
+
+def first_free(slots: Iterable[Slot]) -> Grant | None:
+    """Where a request goes when weighing failed: any free slot, as if nothing were known."""
+    for slot in slots:
+        if slot.state is SlotState.FREE:
+            return Grant(Option(slot=slot.index, reason=Reason.BYPASS, hit=0, n_tokens=0))
+    return None
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A slot (or a permit) held for one request, and what is learned while it is held.
+
+    ``queued`` and ``started`` by the caller's clock, in seconds. ``cache_n`` and ``prompt_n`` are
+    the engine's own counts; ``n_tokens`` is what the slot holds at the end, None: not known.
+    """
+
+    option: Option
+    kind: Kind
+    prompt: Prompt
+    reason: Reason
+    queued: float
+    started: float
+    weighed: tuple[Option, ...] = field(default=(), repr=False)
+    cache_n: int | None = None
+    prompt_n: int | None = None
+    n_tokens: int | None = None
+    storable: bool = True
+    sent: bool = False  # the backend may have begun with it
+    ended: bool = False  # the answer ran to its end
+
+    @property
+    def slot(self) -> int | None:
+        """The slot to name to the backend; None where the backend chooses."""
+        return self.option.slot if self.kind is Kind.NARROW else None
+
+    def observed(self, cache_n: int, prompt_n: int) -> bool:
+        """The engine says how much it really reuses; True the first time it does."""
+        if self.cache_n is not None:
+            return False
+        self.cache_n, self.prompt_n = cache_n, prompt_n
+        if self.reason in (Reason.COLD, Reason.SLOT_HIT):
+            self.reason = Reason.SLOT_HIT if cache_n else Reason.COLD
+        elif self.reason is Reason.RESTORED and not cache_n:
+            self.reason = Reason.COLD
+        return True
+
+    def finish(self, n_tokens: int, *, storable: bool = True) -> None:
+        """The answer ran to its end with ``n_tokens`` in the slot."""
+        self.n_tokens, self.ended = n_tokens, True
+        self.storable = self.storable and storable
+
+    def content(self, before: Content | None, n_tokens: int, now: float) -> Content | None:
+        """What the slot holds after this lease, ``n_tokens`` in all; None: not known."""
+        if not n_tokens:
+            return None
+        kept = self.cache_n or 0
+        tokens = self.prompt.tokens
+        if tokens is None and before is not None and before.tokens is not None:
+            tokens = before.tokens[:kept]
+        return Content(
+            prompt=self.prompt,
+            n_tokens=n_tokens,
+            n_prompt=min(self.prompt_n if self.prompt_n is not None else n_tokens, n_tokens),
+            used=now,
+            tokens=tokens[:n_tokens] if tokens is not None else None,
+            n_saved=min(before.n_saved, kept) if before is not None else 0,
+            storable=self.storable,
+        )
+
+    def interrupted(self, before: Content | None, n_tokens: int, now: float) -> Content | None:
+        """What the slot holds after an answer that did not run to its end.
+
+        Without any progress of ours and with as many tokens as before, nothing ran: it was refused.
+        """
+        if self.prompt_n is None and not self.ended:
+            return before if before is not None and before.n_tokens == n_tokens else None
+        return self.content(before, n_tokens, now)

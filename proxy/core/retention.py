@@ -1,0 +1,151 @@
+"""What to keep on disk: which states are worth writing, and which go first.
+
+The value of a snapshot is the time it saves over the next best thing (another snapshot that
+shares part of it), per byte, fading with the time since its last use (routing.md, part B: level
+with or ahead of LRU on every public trace tried, and LFU loses: a snapshot is normally used
+once, by the successor that supersedes it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from proxy.core.costs import Costs
+from proxy.core.prefix import PrefixIndex, common_tokens
+from proxy.core.records import Snapshot
+
+_MIN_TAIL = 32  # tokens; a shorter unsaved tail is computed again in no time
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the store may hold: bytes, files, and seconds since a snapshot's last use."""
+
+    max_bytes: int
+    max_files: int
+    max_age: float
+    policy: Literal["value", "lru"] = "value"
+
+
+def worth_saving(n_tokens: int, n_saved: int, costs: Costs) -> bool:
+    """Whether computing the tail no snapshot holds would cost more than saving the whole state.
+
+    ``n_tokens`` are in the slot, the first ``n_saved`` of them in a snapshot too.
+    """
+    if n_tokens - n_saved < _MIN_TAIL:
+        return False
+    return costs.prefill(n_saved, n_tokens) > costs.save(costs.size(n_tokens))
+
+
+def superseded(new: Snapshot, others: Iterable[Snapshot]) -> list[str]:
+    """Ids of the snapshots that ``new`` makes needless: it holds all of their prompt part.
+
+    What was generated after the prompt need not be held: clients send it back in other tokens, or
+    not at all. A snapshot whose prompt length is unknown (0) must be held whole.
+    """
+    return [
+        old.id
+        for old in others
+        if old.id != new.id
+        and (old.fingerprint, old.seed) == (new.fingerprint, new.seed)
+        and common_tokens(new.tokens, old.tokens) >= _needed(old)
+    ]
+
+
+def fits(limits: Limits, incoming: int) -> bool:
+    """Whether a file of ``incoming`` bytes could be kept if everything else went."""
+    return incoming <= limits.max_bytes and limits.max_files > 0
+
+
+def evict(
+    index: PrefixIndex,
+    limits: Limits,
+    costs: Costs,
+    now: float,
+    incoming: int = 0,
+    keep: frozenset[str] = frozenset(),
+) -> list[str]:
+    """Ids to delete, in order, so that the limits hold once ``incoming`` bytes are written.
+
+    What is too old goes first, then the least valuable. Ids in ``keep`` (being restored, pinned)
+    stay even if the limits then do not hold. For a file that can never fit nothing is cleared:
+    ask ``fits`` before writing. ``now`` in unix seconds. The index is not changed.
+    """
+    if not fits(limits, incoming):
+        incoming = 0
+    plan = _Plan(index, limits, costs, now)
+    free = sorted((s for s in index if s.id not in keep), key=lambda s: (s.last_used, s.id))
+    for snapshot in free:
+        if now - snapshot.last_used > limits.max_age:
+            plan.drop(snapshot)
+    room = limits.max_bytes - incoming
+    files = limits.max_files - (incoming > 0)
+    if plan.n_bytes > room or plan.n_files > files:
+        plan.rank(snapshot for snapshot in free if snapshot.id not in plan.gone)
+        while plan.ranks and (plan.n_bytes > room or plan.n_files > files):
+            plan.drop_least()
+    return plan.order
+
+
+class _Plan:
+    """The store as it would be after the evictions chosen so far."""
+
+    def __init__(self, index: PrefixIndex, limits: Limits, costs: Costs, now: float) -> None:
+        self._index = index
+        self._by_value = limits.policy == "value"
+        self._costs = costs
+        self._now = now
+        self._covered: dict[str, int] = {}
+        self._candidates: dict[str, Snapshot] = {}
+        self.ranks: dict[str, tuple[float, float, str]] = {}
+        self.order: list[str] = []
+        self.gone: set[str] = set()
+        self.n_files = len(index)
+        self.n_bytes = sum(snapshot.size for snapshot in index)
+
+    def drop(self, snapshot: Snapshot) -> None:
+        self.order.append(snapshot.id)
+        self.gone.add(snapshot.id)
+        self.n_files -= 1
+        self.n_bytes -= snapshot.size
+
+    def rank(self, snapshots: Iterable[Snapshot]) -> None:
+        """Note the value of each: least first, then the longest unused."""
+        for snapshot in snapshots:
+            value = self._score(snapshot) if self._by_value else 0.0
+            self._candidates[snapshot.id] = snapshot
+            self.ranks[snapshot.id] = (value, snapshot.last_used, snapshot.id)
+
+    def drop_least(self) -> None:
+        """Drop the least valuable; what relied on it for part of its tokens gains value."""
+        *_, victim_id = min(self.ranks.values())
+        del self.ranks[victim_id]
+        victim = self._candidates.pop(victim_id)
+        self.drop(victim)
+        if self._by_value:
+            self.rank([s for s in self._candidates.values() if self._relied(s, victim)])
+
+    def _score(self, snapshot: Snapshot) -> float:
+        covered = self._index.covered(snapshot, self.gone)
+        self._covered[snapshot.id] = covered
+        saved = self._costs.prefill(covered, snapshot.n_tokens)
+        benefit = saved - self._costs.restore(snapshot.size)
+        age = max(1.0, self._now - snapshot.last_used)
+        return max(0.0, benefit) / (max(1, snapshot.size) * age)
+
+    def _relied(self, snapshot: Snapshot, victim: Snapshot) -> bool:
+        """Whether the victim held as much of ``snapshot`` as anybody did."""
+        held = self._covered[snapshot.id]
+        return (
+            0 < held <= victim.n_tokens
+            and (snapshot.fingerprint, snapshot.seed) == (victim.fingerprint, victim.seed)
+            and snapshot.tokens[held - 1] == victim.tokens[held - 1]  # cheap, settles most
+            and snapshot.tokens[:held] == victim.tokens[:held]
+        )
+
+
+def _needed(old: Snapshot) -> int:
+    """Leading tokens of ``old`` that a successor must hold."""
+    return min(old.n_prompt, old.n_tokens) or old.n_tokens

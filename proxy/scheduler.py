@@ -1,0 +1,428 @@
+"""Leases: who may make the backend compute, in which slot, and when.
+
+One event loop, no locks. Every decision is a synchronous pass over queue and slot table (`_pump`),
+taken again whenever something changed. What a decision needs done (save a slot, restore a
+snapshot) runs afterwards, while the slot is marked as busy with it.
+
+The mutable state: the queue of waiting requests, the slot table, the permits in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from proxy.core.placement import LARGE_SECONDS, Need
+from proxy.core.queue import Engine, Grant, Kind, Lease, Waiting, first_free, next_up
+from proxy.core.records import Mode, Prompt, Reason
+from proxy.core.slots import SlotState, SlotTable, restored
+from proxy.errors import (
+    BackendBrokenError,
+    BackendUnreachableError,
+    BadRequestError,
+    DrainingError,
+    OverloadedError,
+    SlotkeeperError,
+)
+from proxy.telemetry.metrics import Where
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+
+    from proxy.backends.base import Backend, SlotView
+    from proxy.core.costs import Costs
+    from proxy.core.records import Snapshot
+    from proxy.core.slots import Content
+    from proxy.telemetry.metrics import Metrics
+
+log = structlog.get_logger("slotkeeper.scheduler")
+
+TYPICAL_SECONDS, TYPICAL_WEIGHT = 10.0, 0.2  # how long an answer takes, until some were seen
+POLL_FIRST, POLL_LAST = 0.02, 1.0  # seconds between looks at a slot that is to become idle
+
+
+class Effects(Protocol):
+    """What the scheduler can have done to slots (`transfer.Transfer`)."""
+
+    costs: Costs
+
+    def matches(self, prompt: Prompt) -> tuple[tuple[Snapshot, int], ...]:
+        """Snapshots that cover the beginning of a tokenised prompt."""
+
+    def judge(self, expected: int, cache_n: int) -> bool:
+        """Count a restore that did or did not show up."""
+
+    async def save(self, slot: int, content: Content) -> Content:
+        """Slot to disk."""
+
+    async def restore(self, slot: int, snapshot: Snapshot) -> bool:
+        """Disk to slot."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiter(Waiting):
+    """A request in the queue and the future its handler waits for."""
+
+    future: asyncio.Future[Grant]
+
+
+class Scheduler:
+    """Owns the slot table and the queue."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        effects: Effects,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        *,
+        max_queue: int,
+        queue_timeout: float,
+    ) -> None:
+        """``clock`` gives unix seconds; ``queue_timeout`` in seconds."""
+        self._backend = backend
+        self._effects = effects
+        self._metrics = metrics
+        self._clock = clock
+        self._max_queue = max_queue
+        self._queue_timeout = queue_timeout
+        self._queue: list[Waiter] = []
+        self._running: dict[Lease, asyncio.Task[None] | None] = {}  # with what is done for it
+        self._permits = 0
+        self._wide = False
+        self._held = False  # the keeper has everything to itself
+        self._large: Lease | None = None
+        self._typical = TYPICAL_SECONDS
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.table = SlotTable()
+        self.mode = Mode.FORWARD
+        self.total_slots = 0
+        self.draining = False
+        self.on_lost: Callable[[], None] = lambda: None
+
+    def __repr__(self) -> str:
+        """Answers the operator's question in one line."""
+        return (
+            f"<Scheduler {self.mode} [{len(self._queue)} queued | {len(self._running)} running] "
+            f"{self.table!r}>"
+        )
+
+    # Mode
+
+    def forward(self, total_slots: int) -> None:
+        """From now on nothing is pinned; ``total_slots`` requests run at once (0: not limited)."""
+        self.mode, self.total_slots = Mode.FORWARD, total_slots
+        self.table.forget()
+        for waiter in self._queue:
+            waiter.kind = Kind.PERMIT
+        self._pump()
+
+    def drive(self, total_slots: int) -> None:
+        """The backend is proved, and idle (held): pins and snapshots from now on."""
+        self.table = SlotTable(total_slots)
+        self.mode, self.total_slots = Mode.EXCLUSIVE, total_slots
+
+    def quiescent(self) -> bool:
+        """No request runs or waits: a save would disturb nobody."""
+        return not (self._running or self._queue)
+
+    def hold(self) -> bool:
+        """Take everything for the keeper if nothing runs or waits. Ends with ``unhold``."""
+        idle = self.quiescent() and not self._tasks and self.table.all_free()
+        self._held = self._held or idle
+        return idle
+
+    def unhold(self) -> None:
+        """The keeper is done; what came meanwhile was queued for the mode before."""
+        self._held = False
+        for waiter in self._queue:
+            if self.mode is Mode.EXCLUSIVE and waiter.kind is Kind.PERMIT:
+                waiter.kind = Kind.WIDE if waiter.need.wide else Kind.NARROW
+        self._pump()
+
+    def lost(self) -> None:
+        """The backend broke a connection: believe nothing until it was looked at again."""
+        self.forward(self.total_slots)
+        self.on_lost()
+
+    # Leases
+
+    @asynccontextmanager
+    async def lease(
+        self, need: Need, resolve: Callable[[], Awaitable[Prompt]]
+    ) -> AsyncIterator[Lease]:
+        """Hold a slot for one request. ``resolve`` gives the prompt with its exact tokens.
+
+        Raises ``OverloadedError`` (queue full, deadline), ``DrainingError``, ``BadRequestError``
+        (no such slot), and what the backend raises while a snapshot is restored.
+        """
+        lease = await self._obtain(need, resolve)
+        try:
+            await self._prepare(lease)
+            yield lease
+        finally:
+            self._end(lease)
+
+    async def _obtain(self, need: Need, resolve: Callable[[], Awaitable[Prompt]]) -> Lease:
+        waiter = self._enqueue(need)
+        try:
+            async with asyncio.timeout(self._queue_timeout):
+                if waiter.kind is Kind.NARROW and not waiter.future.done() and not need.exact:
+                    await self._resolve(waiter, resolve)
+                grant = await waiter.future
+        except TimeoutError:
+            self._leave(waiter)
+            msg = f"no slot became free within {self._queue_timeout:.0f} s"
+            hint = "try again, or raise server.queue_timeout"
+            raise OverloadedError(msg, hint=hint, retry_after=10) from None
+        except BaseException:
+            self._leave(waiter)
+            raise
+        return self._open(waiter, grant)
+
+    def _enqueue(self, need: Need) -> Waiter:
+        if self.draining:
+            msg = "slotkeeper is shutting down"
+            raise DrainingError(msg, hint="try again in a moment", retry_after=5)
+        exclusive = self.mode is Mode.EXCLUSIVE
+        if exclusive and need.wanted is not None and need.wanted >= self.total_slots:
+            msg = f"id_slot {need.wanted} does not exist: the backend has {self.total_slots} slots"
+            hint = f"use 0 to {self.total_slots - 1}, or leave id_slot out"
+            raise BadRequestError(msg, hint=hint)
+        if len(self._queue) >= self._max_queue:
+            msg = f"{len(self._queue)} requests are already waiting"
+            raise OverloadedError(msg, hint="try again, or raise server.max_queue", retry_after=10)
+        kind = (Kind.WIDE if need.wide else Kind.NARROW) if exclusive else Kind.PERMIT
+        future: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
+        waiter = Waiter(need, kind, self._clock(), future)
+        self._queue.append(waiter)
+        self._pump()
+        return waiter
+
+    async def _resolve(self, waiter: Waiter, resolve: Callable[[], Awaitable[Prompt]]) -> None:
+        """Look at the rendered prompt; without it (a fault) placement makes do with the chain."""
+        prompt = waiter.need.prompt
+        try:
+            prompt = await resolve()
+        except Exception as error:  # noqa: BLE001 - rule 10: no fault of the cache fails a request
+            self._metrics.fault(Where.PROMPT)
+            log.warning("prompt.unresolved", error=type(error).__name__)
+        waiter.need = replace(waiter.need, prompt=prompt, exact=True)
+        self._pump()
+
+    def _leave(self, waiter: Waiter) -> None:
+        """The client went while waiting, perhaps in the very moment its slot was granted."""
+        if waiter in self._queue:
+            self._queue.remove(waiter)
+        elif waiter.future.done() and not waiter.future.cancelled():
+            self._release(waiter.kind, waiter.future.result().option.slot)
+        self._pump()
+
+    def _open(self, waiter: Waiter, grant: Grant) -> Lease:
+        now = self._clock()
+        lease = Lease(
+            option=grant.option,
+            kind=waiter.kind,
+            prompt=waiter.need.prompt,
+            reason=grant.option.reason,
+            queued=max(0.0, now - waiter.queued),
+            started=now,
+            weighed=grant.weighed,
+        )
+        self._running[lease] = None
+        if grant.option.prefill > LARGE_SECONDS and self._large is None:
+            self._large = lease
+        self._metrics.leases_active.set(len(self._running))
+        return lease
+
+    # Deciding: synchronous, no await between reading and changing queue and table
+
+    def _pump(self) -> None:
+        """Grant whatever can start now. Called after every change."""
+        while not self._held and (found := self._next()) is not None:
+            waiting, grant = found
+            waiter = next(w for w in self._queue if w is waiting)
+            self._queue.remove(waiter)
+            if not waiter.future.done():  # else the client left in this very moment
+                self._take(waiter.kind, grant)
+                waiter.future.set_result(grant)
+        self._metrics.queue_length.set(len(self._queue))
+
+    def _next(self) -> tuple[Waiting, Grant] | None:
+        engine = Engine(
+            slots=list(self.table),
+            total_slots=self.total_slots,
+            permits=self._permits,
+            wide=self._wide,
+            large=self._large is not None,
+            typical=self._typical,
+        )
+        effects = self._effects
+        try:
+            return next_up(self._queue, engine, effects.costs, self._clock(), effects.matches)
+        except Exception as error:  # noqa: BLE001 - rule 10: a fault in weighing costs time only
+            self._metrics.fault(Where.PLACEMENT)
+            log.error("placement.fault", error=type(error).__name__)
+            waiter = next((w for w in self._queue if w.kind is Kind.NARROW), None)
+            grant = first_free(engine.slots)
+            busy = engine.wide or engine.permits
+            return None if busy or waiter is None or grant is None else (waiter, grant)
+
+    def _take(self, kind: Kind, grant: Grant) -> None:
+        option = grant.option
+        if kind is Kind.PERMIT:
+            self._permits += 1
+        elif kind is Kind.WIDE:
+            self._wide = True
+        else:
+            expected = max(0, option.n_tokens - option.hit)
+            self.table.begin(option.slot, SlotState.LEASED, self._clock(), expected)
+
+    def _release(self, kind: Kind, slot: int) -> None:
+        if kind is Kind.PERMIT:
+            self._permits -= 1
+        elif kind is Kind.WIDE:
+            self._wide = False
+        else:
+            self.table.end(slot, self._clock())
+
+    # Doing: what a decision needs before the request may be sent
+
+    async def _prepare(self, lease: Lease) -> None:
+        if lease.option.snapshot or lease.option.save_first:
+            task = self.spawn(self._effect(lease), "effect")
+            self._running[lease] = task
+            await asyncio.shield(task)  # a client that leaves must not break a save in two
+
+    async def _effect(self, lease: Lease) -> None:
+        option = lease.option
+        content = self.table[option.slot].content
+        try:
+            if option.save_first and content is not None:
+                self.table.become(option.slot, SlotState.SAVING, self._clock())
+                self.table.hold(option.slot, await self._effects.save(option.slot, content))
+            if option.snapshot is not None:
+                self.table.become(option.slot, SlotState.RESTORING, self._clock())
+                ok = await self._effects.restore(option.slot, option.snapshot)
+                now = self._clock()
+                self.table.hold(
+                    option.slot, restored(option.snapshot, lease.prompt, now) if ok else None
+                )
+                lease.reason = lease.reason if ok else Reason.COLD
+        except BackendUnreachableError:
+            self.lost()
+            raise
+        finally:
+            self.table.become(option.slot, SlotState.LEASED, self._clock())
+
+    # Observing
+
+    def observed(self, lease: Lease, cache_n: int, prompt_n: int) -> None:
+        """The engine's own count of the reuse: the truth, beliefs follow it."""
+        was_restored = lease.reason is Reason.RESTORED
+        if not lease.observed(cache_n, prompt_n):
+            return
+        if was_restored:
+            self._effects.judge(min(lease.option.hit, prompt_n - 1), cache_n)
+        if self._effects.costs.prefill(cache_n, prompt_n) <= LARGE_SECONDS:
+            self.prefilled(lease)
+
+    def prefilled(self, lease: Lease) -> None:
+        """The prompt is computed: the next large prefill may start."""
+        if self._large is lease:
+            self._large = None
+            self._pump()
+
+    def measured(self, cached: int, computed: int, seconds: float) -> None:
+        """The engine's own time for a prefill."""
+        self._effects.costs.observe_prefill(cached, cached + computed, seconds)
+        self._metrics.prompt(reused=cached, computed=computed)
+
+    # Ending
+
+    def _end(self, lease: Lease) -> None:
+        task = self._running.pop(lease)
+        self._metrics.leases_active.set(len(self._running))
+        self.prefilled(lease)
+        if lease.kind is Kind.PERMIT:
+            self._release(lease.kind, lease.option.slot)
+            self._pump()
+        elif lease.kind is Kind.NARROW and lease.ended and lease.n_tokens is not None:
+            now = self._clock()
+            self._typical += TYPICAL_WEIGHT * (now - lease.started - self._typical)
+            before = self.table[lease.option.slot].content
+            self._hold(lease, lease.content(before, lease.n_tokens, now))
+            self._release(lease.kind, lease.option.slot)
+            self._pump()
+        else:
+            self.spawn(self._settle(lease, task), "settle")
+
+    def _hold(self, lease: Lease, content: Content | None) -> None:
+        """Beliefs are kept only about a backend that is proved."""
+        exclusive = self.mode is Mode.EXCLUSIVE
+        self.table.hold(lease.option.slot, content if exclusive else None)
+
+    async def _settle(self, lease: Lease, task: asyncio.Task[None] | None) -> None:
+        """An answer that did not end by itself: its slot is free when the engine is done with it."""
+        try:
+            if task is not None:
+                await asyncio.wait({task})
+            if lease.sent:
+                await self._settle_sent(lease)
+        except SlotkeeperError as error:
+            log.warning("slot.unknown", slot=lease.option.slot, why=error.message)
+            self.lost()
+        finally:
+            self._release(lease.kind, lease.option.slot)
+            self._pump()
+
+    async def _settle_sent(self, lease: Lease) -> None:
+        if lease.kind is Kind.NARROW:
+            view = await self._until_idle(lease.option.slot)
+            before = self.table[lease.option.slot].content
+            self._hold(lease, lease.interrupted(before, view.n_tokens or 0, self._clock()))
+            return
+        for row in self.table:  # it may have used any: keep what provably did not change
+            view = await self._until_idle(row.index)
+            if row.content is not None and view.n_tokens != row.content.n_tokens:
+                self.table.hold(row.index, None)
+
+    async def _until_idle(self, slot: int) -> SlotView:
+        """Poll ``/slots`` until the slot is idle: the engine notices a cancel within a batch."""
+        pause = POLL_FIRST
+        while True:
+            views = await self._backend.slots()
+            if slot >= len(views):
+                msg = "the backend has fewer slots than before"
+                raise BackendBrokenError(msg)
+            if not views[slot].is_processing:
+                return views[slot]
+            await asyncio.sleep(pause)
+            pause = min(POLL_LAST, pause * 1.5)
+
+    # Housekeeping
+
+    def tick(self) -> None:
+        """Time passed, or the keeper changed the table: decide again."""
+        self._pump()
+
+    def spawn(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        """A task that is kept until it is done; its error was told where it happened."""
+        task = asyncio.get_running_loop().create_task(coroutine, name=f"scheduler.{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    async def quiet(self) -> None:
+        """Wait until no lease is held and nothing is settling."""
+        while self._tasks or self._running:
+            await asyncio.sleep(POLL_FIRST)

@@ -1,0 +1,129 @@
+"""Outermost middleware: whatever goes wrong becomes one JSON envelope with a request id."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+import structlog
+from aiohttp import web
+
+from proxy.errors import (
+    BadRequestError,
+    ForbiddenError,
+    MethodNotAllowedError,
+    NotFoundError,
+    SlotkeeperError,
+    TooLargeError,
+    UnauthorizedError,
+    UnsupportedMediaError,
+)
+from proxy.telemetry import logs
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+# What aiohttp raises by itself, in our words.
+_KINDS: Mapping[int, type[SlotkeeperError]] = {
+    kind.status: kind
+    for kind in (
+        BadRequestError,
+        UnauthorizedError,
+        ForbiddenError,
+        NotFoundError,
+        MethodNotAllowedError,
+        TooLargeError,
+        UnsupportedMediaError,
+    )
+}
+_log = structlog.stdlib.get_logger("slotkeeper.server")
+
+
+def install(app: web.Application) -> None:
+    """Make ``envelope`` the outermost middleware and stamp every answer with its request id."""
+    app.middlewares.insert(0, envelope)
+    app.on_response_prepare.append(_stamp)
+
+
+def json_response(
+    payload: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """An answer of the proxy's own: never cached, never guessed at by a browser."""
+    fixed = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    return web.Response(
+        body=orjson.dumps(payload),
+        status=status,
+        content_type="application/json",
+        headers={**fixed, **(headers or {})},
+    )
+
+
+@web.middleware
+async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Sets ``request["request_id"]``; turns exceptions into answers.
+
+    Cancellation passes through. An error after the answer has begun cuts the connection: appended
+    to a stream, an envelope would look like a complete answer.
+    """
+    request["request_id"] = logs.request_id(request.headers.get("X-Request-Id"))
+    with structlog.contextvars.bound_contextvars(request_id=request["request_id"]):
+        try:
+            return await handler(request)
+        except SlotkeeperError as error:
+            answer = _refusal(error)
+            _note(request, answer.status, error.kind)
+        except web.HTTPException as error:
+            if error.status < HTTPStatus.BAD_REQUEST:
+                raise
+            answer = _translated(error)
+            _note(request, answer.status, type(error).__name__)
+        except web.RequestPayloadError as error:
+            answer = _refusal(BadRequestError("The request body is broken."))
+            _note(request, answer.status, type(error).__name__)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
+            answer = _refusal(
+                SlotkeeperError(
+                    "An error inside Slotkeeper.",
+                    hint=f"Its log has the details under request id {request['request_id']}.",
+                )
+            )
+            _log.exception("unexpected error", method=request.method, error=type(error).__name__)
+    if request.get("begun") and request.transport is not None:
+        request.transport.abort()
+    return answer
+
+
+async def _stamp(request: web.Request, response: web.StreamResponse) -> None:
+    request["begun"] = True
+    if "request_id" in request:
+        response.headers["X-Request-Id"] = request["request_id"]
+
+
+def _refusal(error: SlotkeeperError, headers: Mapping[str, str] | None = None) -> web.Response:
+    found = dict(headers or {})
+    if error.retry_after is not None:
+        found["Retry-After"] = str(error.retry_after)
+    if isinstance(error, UnauthorizedError):
+        found["WWW-Authenticate"] = "Bearer"
+    answer = json_response(error.envelope(), status=error.status, headers=found)
+    # What is left of a refused request must not be taken for the next one.
+    answer.force_close()
+    return answer
+
+
+def _translated(error: web.HTTPException) -> web.Response:
+    kind = _KINDS.get(error.status, SlotkeeperError)
+    body = kind(f"{error.reason}.").envelope()
+    body["error"]["code"] = error.status
+    kept = {
+        name: value for name, value in error.headers.items() if name in {"Allow", "Retry-After"}
+    }
+    answer = json_response(body, status=error.status, headers=kept)
+    answer.force_close()
+    return answer
+
+
+def _note(request: web.Request, status: int, kind: str) -> None:
+    level = _log.warning if status >= HTTPStatus.INTERNAL_SERVER_ERROR else _log.info
+    level("refused", method=request.method, status=status, kind=kind)

@@ -1,0 +1,242 @@
+"""The first thing a request meets: framing, target, host, size, keys. Nothing is read before.
+
+Each rule is a small function that raises; the row ``_RULES`` is the order. The gaps of aiohttp's
+own parser it closes are listed in style-and-reliability.md 2.3.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from aiohttp import HttpVersion10, HttpVersion11, web
+
+from proxy.errors import (
+    BadRequestError,
+    ForbiddenError,
+    MisdirectedError,
+    TooLargeError,
+    UnauthorizedError,
+    UnsupportedMediaError,
+    UpgradeRefusedError,
+)
+
+if TYPE_CHECKING:
+    from aiohttp.typedefs import Middleware
+
+OWN = "/_slotkeeper"
+OPEN = frozenset({f"{OWN}/healthz", f"{OWN}/readyz"})
+_SAFE = frozenset({"GET", "HEAD"})
+# What changes the backend's state behind the scheduler's back (llama-server.md 1), also behind a
+# prefix (--api-prefix).
+_STATEFUL = re.compile(
+    r"(^|/)(slots/[^/]+|props|lora-adapters|models(/load|/unload)?|v1/streams?(/.*)?)$"
+)
+_KEY_HEADERS = frozenset({"authorization", "x-api-key"})
+
+
+@dataclass(frozen=True, slots=True)
+class GateRules:
+    """What the gate has to know of the settings; see ``config.example.toml`` for each."""
+
+    host: str = "127.0.0.1"
+    allowed_hosts: tuple[str, ...] = ()
+    keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_key: str = field(default="", repr=False)
+    max_body: int = 64 * 1024**2
+
+
+def gate(rules: GateRules) -> Middleware:
+    """The middleware; to be put right inside the envelope."""
+
+    @web.middleware
+    async def check(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        for rule in _RULES:
+            rule(request, rules)
+        return await handler(request)
+
+    return check
+
+
+def client_headers(request: web.Request) -> list[tuple[str, str]]:
+    """The client's headers without a key that was meant for the proxy itself."""
+    taken = _KEY_HEADERS if request.get("key_taken") else frozenset()
+    return [(name, value) for name, value in request.headers.items() if name.lower() not in taken]
+
+
+def _framing(request: web.Request, _rules: GateRules) -> None:
+    if request.version not in {HttpVersion10, HttpVersion11}:
+        raise BadRequestError("Only HTTP/1.0 and HTTP/1.1 are spoken here.")
+    if request.version == HttpVersion10 and "Transfer-Encoding" in request.headers:
+        raise BadRequestError("HTTP/1.0 knows no Transfer-Encoding.")
+
+
+def _target(request: web.Request, _rules: GateRules) -> None:
+    if not request.raw_path.startswith("/"):
+        raise BadRequestError("The request target must be a path.")
+    if ".." in _segments(request):
+        raise BadRequestError("The path must not contain '..'.")
+
+
+def _segments(request: web.Request) -> list[str]:
+    """The path as the backend will read it: percent-decoded once."""
+    return unquote(request.raw_path.partition("?")[0]).split("/")
+
+
+def _host(request: web.Request, rules: GateRules) -> None:
+    """Against DNS rebinding: a web page reaches us by a name of its own, never by one of ours."""
+    header = request.headers.get("Host")
+    if header is None:
+        return  # HTTP/1.0 without Host: no browser. aiohttp demands it of HTTP/1.1
+    name = _host_name(header)
+    ours = {_host_name(other) for other in ("localhost", rules.host, *rules.allowed_hosts)}
+    if name in ours:
+        return
+    address = _address(name)
+    anywhere = _address(rules.host)
+    if address and (address.is_loopback or (anywhere and anywhere.is_unspecified)):
+        return
+    raise MisdirectedError(
+        "This proxy does not answer to the host name of this request.",
+        hint="Add the name to server.allowed_hosts.",
+    )
+
+
+def _host_name(header: str) -> str:
+    """Without port, brackets and trailing dot, in lower case."""
+    match = re.fullmatch(
+        r"\[([0-9A-Fa-f:.]+)\](?::\d*)?|([^:/@\[\]]+?)\.?(?::\d*)?", header.strip()
+    )
+    return ((match[1] or match[2]) if match else header).lower()
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _upgrade(request: web.Request, _rules: GateRules) -> None:
+    """``h2c`` alone is only an offer (every Java client makes it), and is ignored."""
+    offered = request.headers.get("Upgrade", "").strip().lower()
+    if offered not in {"", "h2c"}:
+        raise UpgradeRefusedError("WebSocket and other upgrades are not proxied.")
+
+
+def _body(request: web.Request, rules: GateRules) -> None:
+    encodings = ",".join(request.headers.getall("Content-Encoding", []))
+    if any(name.strip().lower() not in {"", "identity"} for name in encodings.split(",")):
+        raise UnsupportedMediaError(
+            "Compressed request bodies are not read.", hint="Send it without Content-Encoding."
+        )
+    if (request.content_length or 0) > rules.max_body:
+        raise TooLargeError(
+            f"The body is larger than {rules.max_body} bytes.", hint="Raise server.max_body."
+        )
+
+
+def _cross_site(request: web.Request, _rules: GateRules) -> None:
+    """Other routes leave Origin to the backend, which has its own rules for browsers."""
+    origin = request.headers.get("Origin")
+    if origin is None or request.method in _SAFE or not _is_own(request):
+        return
+    try:
+        url = urlsplit(origin)
+        address = _address(url.hostname or "")
+    except ValueError:
+        url, address = urlsplit(""), None
+    loopback = url.hostname == "localhost" or bool(address and address.is_loopback)
+    if not loopback and (not url.netloc or url.netloc != request.headers.get("Host")):
+        raise ForbiddenError("A web page of another site may not do this.")
+
+
+def _is_own(request: web.Request) -> bool:
+    return _plain_path(request).split("/", 1)[0] == OWN.strip("/")
+
+
+def _plain_path(request: web.Request) -> str:
+    """Decoded, without empty and '.' segments: no spelling gets around a rule."""
+    return "/".join(part for part in _segments(request) if part not in {"", "."})
+
+
+def _keys(request: web.Request, rules: GateRules) -> None:
+    """Whose request is it, and may they? Sets ``request["key_taken"]``."""
+    stateful = request.method not in {*_SAFE, "OPTIONS"} and _STATEFUL.search(_plain_path(request))
+    request["key_taken"] = bool(rules.keys or stateful)
+    if _is_own(request):
+        request["key_taken"] = True
+        if request.raw_path.partition("?")[0] not in OPEN:
+            _admin(request, rules)
+    elif stateful:
+        _need_admin_key(request, rules)
+    elif request.method != "OPTIONS":  # a browser's preflight never carries a key
+        _client(request, rules)
+
+
+def _admin(request: web.Request, rules: GateRules) -> None:
+    if rules.admin_key:
+        _need_admin_key(request, rules)
+        return
+    peer = _address(request.remote or "")
+    relayed = any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "X-Real-IP"))
+    if peer is None or not peer.is_loopback or relayed:
+        raise ForbiddenError(
+            "These pages are open to this machine only.",
+            hint="Set server.admin_key and send it as 'Authorization: Bearer'.",
+        )
+
+
+def _need_admin_key(request: web.Request, rules: GateRules) -> None:
+    if not rules.admin_key:
+        raise ForbiddenError(
+            "This request changes the backend's state, and no admin key is configured.",
+            hint="Set server.admin_key and send it as 'Authorization: Bearer'.",
+        )
+    if not _one_of(_bearers(request), [rules.admin_key]):
+        raise UnauthorizedError("The admin key is needed here, as 'Authorization: Bearer'.")
+
+
+def _client(request: web.Request, rules: GateRules) -> None:
+    if rules.keys:
+        sent = [*_bearers(request), *request.headers.getall("X-Api-Key", [])]
+        if not _one_of(sent, rules.keys):
+            raise UnauthorizedError(
+                "A key is needed, and this is none of server.keys.",
+                hint="Send it as 'Authorization: Bearer' or 'X-Api-Key'.",
+            )
+
+
+def _bearers(request: web.Request) -> list[str]:
+    schemes = (value.partition(" ") for value in request.headers.getall("Authorization", []))
+    return [key.strip() for scheme, _, key in schemes if scheme.lower() == "bearer"]
+
+
+def _one_of(sent: Iterable[str], keys: Iterable[str]) -> bool:
+    """Compares all with all, so that the time taken says nothing about a key."""
+    wanted = [key.encode() for key in keys]
+    hits = [
+        hmac.compare_digest(candidate.encode("utf-8", "surrogateescape"), key)
+        for candidate in sent
+        for key in wanted
+    ]
+    return any(hits)
+
+
+_RULES: tuple[Callable[[web.Request, GateRules], None], ...] = (
+    _framing,
+    _target,
+    _host,
+    _upgrade,
+    _body,
+    _cross_site,
+    _keys,
+)

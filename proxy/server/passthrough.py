@@ -1,0 +1,80 @@
+"""Everything that is not the cached path, byte for byte.
+
+What makes the backend compute takes leases first (DESIGN.md step 5): it cannot name its slot, so
+where pins are in use it takes them all. What only reads goes straight through.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proxy.core.placement import Need
+from proxy.core.records import Prompt, Reason
+from proxy.errors import BackendUnreachableError
+from proxy.server.relay import passed
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from proxy.backends.base import Backend
+    from proxy.scheduler import Scheduler
+    from proxy.server.keys import Keys
+
+READ_ONLY = frozenset({"GET", "HEAD", "OPTIONS"})
+# POSTs that compute nothing (llama-server.md 1.1, 1.9)
+NOT_COMPUTING = frozenset(
+    {
+        "/tokenize",
+        "/detokenize",
+        "/apply-template",
+        "/chat/completions/input_tokens",
+        "/v1/chat/completions/input_tokens",
+        "/responses/input_tokens",
+        "/v1/responses/input_tokens",
+        "/v1/messages/count_tokens",
+        "/v1/chat/completions/control",
+        "/v1/streams/lookup",
+        "/props",
+        "/lora-adapters",
+        "/models",
+        "/models/load",
+        "/models/unload",
+    }
+)
+UNPROMPTED = Need(Prompt(seed=b"", chain=(), ends=(), size=0), exact=True, wide=True)
+
+
+class Passthrough:
+    """Handlers of every other path."""
+
+    def __init__(self, scheduler: Scheduler, backend: Backend, keys: Keys) -> None:
+        """``keys`` says which credentials go on."""
+        self._scheduler = scheduler
+        self._backend = backend
+        self._keys = keys
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Any request the routes name nowhere else."""
+        body = await request.read() if request.body_exists else None
+        if request.method in READ_ONLY or request.path in NOT_COMPUTING:
+            return await self._forward(request, body, Reason.PASS)
+        return await self.computing(request, body)
+
+    async def computing(self, request: web.Request, body: bytes | None) -> web.StreamResponse:
+        """With a lease on everything the backend may use for it."""
+        async with self._scheduler.lease(UNPROMPTED, _nothing_to_resolve) as lease:
+            lease.sent = True
+            return await self._forward(request, body, lease.reason)
+
+    async def _forward(self, request: web.Request, body: bytes | None, reason: Reason) -> web.StreamResponse:
+        headers = self._keys.upstream(request)
+        try:
+            async with self._backend.send(request.method, request.raw_path, headers, body) as upstream:
+                return await passed(request, upstream, {"X-Slotkeeper": str(reason)})
+        except BackendUnreachableError:
+            self._scheduler.lost()
+            raise
+
+
+async def _nothing_to_resolve() -> Prompt:
+    return UNPROMPTED.prompt

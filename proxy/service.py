@@ -1,0 +1,85 @@
+"""The life of the process: start, serve until a signal, drain, exit status.
+
+The first SIGINT or SIGTERM drains (running answers end, unsaved slots are saved); a second one
+ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import structlog
+
+from proxy.app import App
+from proxy.store.snapshots import StoreError
+from proxy.telemetry import logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from proxy.config import Config
+
+log = structlog.get_logger("slotkeeper.service")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+FAILED, INTERRUPTED = 1, 130
+
+
+def run(config: Config, on_ready: Callable[[str], None] | None = None) -> int:
+    """Serve until a signal; the exit status. ``on_ready`` gets the URL once requests are taken."""
+    logs.setup(config.server.log_level, config.server.log_format)
+    for warning in config.warnings():
+        log.warning("config", warning=warning)
+    try:
+        return _loop_runner()(_serve(config, on_ready))
+    except (StoreError, OSError) as error:
+        print(f"slotkeeper: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _loop_runner() -> Callable[..., int]:
+    """uvloop where it is installed, asyncio's own loop elsewhere."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run
+    return uvloop.run
+
+
+async def _serve(config: Config, on_ready: Callable[[str], None] | None) -> int:
+    stop = asyncio.Event()
+    _on_signal(stop)
+    app = App(config)
+    try:
+        url = await app.start()
+        log.info("listening", url=url, backend=config.backend.url, mode=str(app.scheduler.mode))
+        if on_ready is not None:
+            on_ready(url)
+        await stop.wait()
+        log.info("draining", why="signal")
+    finally:
+        await app.stop()
+    log.info("stopped")
+    return 0
+
+
+def _on_signal(stop: asyncio.Event) -> None:
+    """First signal: stop. Second: the default, which ends the process."""
+    loop = asyncio.get_running_loop()
+
+    def first(number: int) -> None:
+        stop.set()
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        del number
+
+    for number in SIGNALS:
+        try:
+            loop.add_signal_handler(number, first, number)
+        except NotImplementedError:  # Windows: no add_signal_handler
+            signal.signal(number, lambda n, _frame: loop.call_soon_threadsafe(first, n))

@@ -1,0 +1,115 @@
+"""Structured logs on stderr: one event a line, no secrets and no prompt text."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import traceback
+import uuid
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import orjson
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+# Whoever logs one of these made a mistake; the value must not pay for it.
+SECRET_NAMES = frozenset(
+    {"key", "keys", "api_key", "x_api_key", "admin_key", "authorization", "body", "prompt"}
+    | {"content", "messages"}
+)
+_FRAMES = 12
+
+
+def request_id(incoming: str | None) -> str:
+    """The client's own id where it is harmless in logs and headers, else a new one."""
+    if incoming is not None and re.fullmatch(r"[A-Za-z0-9._-]{1,64}", incoming):
+        return incoming
+    return uuid.uuid4().hex
+
+
+def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """A structlog processor: drops what is named like a secret, however deep."""
+    return {name: _clean(value) for name, value in event.items() if not _is_secret(name)}
+
+
+def _is_secret(name: object) -> bool:
+    return isinstance(name, str) and name.lower().replace("-", "_") in SECRET_NAMES
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _clean(inner) for name, inner in value.items() if not _is_secret(name)}
+    if isinstance(value, list | tuple):
+        return [_clean(inner) for inner in value]
+    return value
+
+
+def locate(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """A structlog processor: an exception becomes types and lines of code, without its message.
+
+    Messages of foreign exceptions quote what they choked on, and that is a client's text.
+    """
+    found = event.pop("exc_info", None)
+    if found is True:
+        found = sys.exc_info()
+    if isinstance(found, BaseException):
+        found = (type(found), found, found.__traceback__)
+    if isinstance(found, tuple) and found[1] is not None:
+        event["exception"] = _outline(found[1], found[2])
+    return event
+
+
+def _outline(error: BaseException, trace: TracebackType | None) -> str:
+    frames = [f"{f.name} ({f.filename}:{f.lineno})" for f in traceback.extract_tb(trace)[-_FRAMES:]]
+    text = " < ".join([type(error).__name__, *reversed(frames)])
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return text if cause is None else f"{text}, after {_outline(cause, cause.__traceback__)}"
+
+
+def setup(level: str = "info", fmt: str = "auto") -> None:
+    """Send all logs, also those of libraries, to stderr.
+
+    Args:
+        level: ``debug``, ``info``, ``warning`` or ``error``.
+        fmt: ``console``, ``json``, or ``auto``: console on a terminal.
+    """
+    common: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        locate,
+        redact,
+    ]
+    console = fmt == "console" or (fmt == "auto" and sys.stderr.isatty())
+    last: Processor = (
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        if console
+        else structlog.processors.JSONRenderer(serializer=_dumps)
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=common,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, last],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *common,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+
+
+def _dumps(event: Any, **_: Any) -> str:
+    return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS).decode()

@@ -1,0 +1,183 @@
+"""Every Prometheus series of the proxy, in one place.
+
+Labels take values of enums only, so the number of series is fixed whatever clients send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from proxy.core.records import Mode, Reason
+from proxy.core.slots import SlotState
+
+_SHORT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class PathClass(StrEnum):
+    """What kind of request it was."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+    INFILL = "infill"
+    COMPUTE = "compute"  # takes leases, not cached: embeddings, rerank, unknown posts
+    PLAIN = "plain"  # computes nothing, relayed byte for byte
+    OWN = "own"  # /_slotkeeper/
+
+
+class Outcome(StrEnum):
+    """How a save or a restore ended."""
+
+    OK = "ok"
+    REFUSED = "refused"  # the backend said no
+    FAILED = "failed"  # the connection, the disk or the check failed
+
+
+class Cause(StrEnum):
+    """Why a snapshot was removed."""
+
+    SPACE = "space"
+    FILES = "files"
+    AGE = "age"
+    SUPERSEDED = "superseded"
+    UNFIT = "unfit"  # missing, damaged, quarantined
+
+
+class Where(StrEnum):
+    """Which caching step failed, so that the request was forwarded plainly."""
+
+    PARSE = "parse"
+    PROMPT = "prompt"
+    PLACEMENT = "placement"
+    RESTORE = "restore"
+    OBSERVE = "observe"
+    SAVE = "save"
+    STORE = "store"
+
+
+class Metrics:
+    """The series, in a registry of their own. Times are seconds, sizes bytes."""
+
+    def __init__(self) -> None:
+        """All series begin at 0."""
+        self._registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"slotkeeper_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"slotkeeper_{name}", text, labels, registry=registry)
+
+        def seconds(name: str, text: str, bounds: tuple[float, ...], *labels: str) -> Histogram:
+            name = f"slotkeeper_{name}_seconds"
+            return Histogram(name, text, labels, registry=registry, buckets=bounds)
+
+        # Requests
+        self._requests = counter(
+            "requests_total", "Requests answered.", "path_class", "reason", "status_class"
+        )
+        self._request_seconds = seconds("request", "From first to last byte.", _LONG)
+        self._first_token = seconds("first_token", "Until the first token.", _LONG, "reason")
+        self._tokens = counter(
+            "prompt_tokens_total", "Prompt tokens, as the engine counted them.", "kind"
+        )
+        self.queue_length = gauge("queue_length", "Requests waiting for a slot.")
+        self.leases_active = gauge("leases_active", "Leases held.")
+        self.pings = counter("pings_total", "Events sent while the backend was silent.")
+        self.disconnects = counter("disconnects_total", "Clients that left before the end.")
+        self._faults = counter(
+            "faults_total", "Caching faults after which requests were forwarded plainly.", "where"
+        )
+        # Snapshots
+        self._saves = counter("saves_total", "Slots saved to disk.", "outcome")
+        self._save_seconds = seconds("save", "A save, as the proxy waited for it.", _SHORT)
+        self._save_bytes = counter("save_bytes_total", "Bytes saved.")
+        self._restores = counter("restores_total", "Snapshots restored.", "outcome")
+        self._restore_seconds = seconds("restore", "A restore, likewise.", _SHORT)
+        self.ineffective_restores = counter(
+            "ineffective_restores_total", "Restores the engine then made no use of."
+        )
+        self._evictions = counter("evictions_total", "Snapshots removed.", "cause")
+        self.store_bytes = gauge("store_bytes", "Size of all snapshots.")
+        self.store_files = gauge("store_files", "Number of snapshots.")
+        # Backend
+        self._slots = gauge("slots", "Slots by what they are doing.", "state")
+        self.backend_up = gauge("backend_up", "1 if the backend answered last time.")
+        self.backend_restarts = counter("backend_restarts_total", "Restarts noticed.")
+        self._mode = gauge("mode", "1 for what may be done to the backend now.", "mode")
+        self._begin()
+
+    def _begin(self) -> None:
+        """A series that exists only after its first event breaks rates and alerts."""
+        for metric, values in (
+            (self._first_token, Reason),
+            (self._faults, Where),
+            (self._saves, Outcome),
+            (self._restores, Outcome),
+            (self._evictions, Cause),
+            (self._slots, SlotState),
+            (self._mode, Mode),
+            (self._tokens, ("reused", "computed")),
+        ):
+            for value in values:
+                metric.labels(value)
+
+    def request(
+        self,
+        path_class: PathClass,
+        reason: Reason,
+        status: int,
+        *,
+        total: float,
+        first_token: float | None = None,
+    ) -> None:
+        """A request was answered, ``status`` is the one the client got."""
+        status_class = f"{status // 100}xx" if 100 <= status < 600 else "other"  # noqa: PLR2004
+        self._requests.labels(path_class, reason, status_class).inc()
+        self._request_seconds.observe(total)
+        if first_token is not None:
+            self._first_token.labels(reason).observe(first_token)
+
+    def prompt(self, *, reused: int, computed: int) -> None:
+        """The engine's own figures for one prompt, in tokens."""
+        self._tokens.labels("reused").inc(reused)
+        self._tokens.labels("computed").inc(computed)
+
+    def saved(self, outcome: Outcome, *, seconds: float = 0.0, size: int = 0) -> None:
+        """A save ended; only a good one counts its seconds and bytes."""
+        self._saves.labels(outcome).inc()
+        if outcome is Outcome.OK:
+            self._save_seconds.observe(seconds)
+            self._save_bytes.inc(size)
+
+    def restored(self, outcome: Outcome, *, seconds: float = 0.0) -> None:
+        """A restore ended; only a good one counts its seconds."""
+        self._restores.labels(outcome).inc()
+        if outcome is Outcome.OK:
+            self._restore_seconds.observe(seconds)
+
+    def evicted(self, cause: Cause) -> None:
+        """A snapshot was removed."""
+        self._evictions.labels(cause).inc()
+
+    def fault(self, where: Where) -> None:
+        """Caching failed at this step; the request went on without it."""
+        self._faults.labels(where).inc()
+
+    def slots(self, counts: Mapping[SlotState, int]) -> None:
+        """How many slots do what now."""
+        for state in SlotState:
+            self._slots.labels(state).set(counts.get(state, 0))
+
+    def mode(self, now: Mode) -> None:
+        """What may be done to the backend from now on."""
+        for mode in Mode:
+            self._mode.labels(mode).set(mode is now)
+
+    def render(self) -> tuple[bytes, str]:
+        """The exposition and its content type."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
