@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ from proxy.backends.llama_server import LlamaServer
 from proxy.core.costs import Costs
 from proxy.core.records import Mode
 from proxy.core.retention import Limits
-from proxy.keeper import Keeper
+from proxy.keeper import Keeper, Saver
 from proxy.proof import Proof
 from proxy.scheduler import Scheduler
 from proxy.server import envelope, routes
@@ -50,7 +51,7 @@ NO_DIRECTORY = (
 
 
 class Nothing:
-    """Effects where there is no slot directory: the mode is ``forward`` and none is ever asked for."""
+    """Effects where there is no slot directory: the mode is ``forward``, none is asked for."""
 
     def __init__(self) -> None:
         """Costs are still learned, for the decision log."""
@@ -97,7 +98,9 @@ class App:
         self.transfer: Transfer | None = None
         prober: Callable[[Facts], Awaitable[Verdict | None]] = _unproven
         if self.store is not None and config.slot_dir is not None:
-            limits = Limits(cache.limit(_free(config.slot_dir)), cache.max_files, cache.max_age, cache.policy)
+            limits = Limits(
+                cache.limit(_free(config.slot_dir)), cache.max_files, cache.max_age, cache.policy
+            )
             budget = Budget(keep_free=cache.keep_free, daily=cache.daily_write)
             self.transfer = Transfer(self.backend, self.store, self.metrics, clock, limits, budget)
             prober = Proof(self.backend, self.store, config.slot_dir)
@@ -109,16 +112,16 @@ class App:
             max_queue=server.max_queue,
             queue_timeout=server.queue_timeout,
         )
-        self.keeper = Keeper(
-            self.backend,
-            self.scheduler,
-            self.transfer,
-            self.metrics,
-            clock,
-            prober,
-            idle_seconds=cache.idle_seconds,
-            prewarm=cache.prewarm,
-        )
+        saver = None
+        if self.transfer is not None:
+            saver = Saver(
+                self.scheduler,
+                self.transfer,
+                clock,
+                idle_seconds=cache.idle_seconds,
+                prewarm=cache.prewarm,
+            )
+        self.keeper = Keeper(self.backend, self.scheduler, saver, self.metrics, prober)
         self._keys = Keys(key)
         self._deadline = HeaderDeadline(server.header_timeout)
         self._runner: web.AppRunner | None = None
@@ -168,8 +171,12 @@ class App:
         """
         if self.store is not None:
             report = await self.store.open()
-            log.info("store.opened", snapshots=len(report.snapshots), dropped=report.dropped, swept=report.swept)
-        await self.keeper.first()
+            log.info(
+                "store.opened",
+                snapshots=len(report.snapshots),
+                dropped=report.dropped,
+                swept=report.swept,
+            )
         server = self._config.server
         self._runner = web.AppRunner(
             self._web(),
@@ -181,6 +188,7 @@ class App:
         await self._runner.setup()
         site = web.TCPSite(self._runner, server.host, server.port)
         await site.start()
+        await self.keeper.step()  # requests that come meanwhile wait for its verdict
         loop = asyncio.get_running_loop()
         self._tasks.append(loop.create_task(self.keeper.run(), name="keeper"))
         if self._runner.server is not None:
@@ -205,8 +213,6 @@ class App:
 
 
 def _free(directory: Path) -> int:
-    import shutil
-
     return shutil.disk_usage(directory).free
 
 

@@ -140,7 +140,7 @@ class BackendBrokenError(SlotkeeperError):
 
 
 class BackendRefusedError(SlotkeeperError):
-    """A driver call (save, restore, tokenize ...) got an HTTP error; the status is in ``answer``."""
+    """A driver call (save, restore, tokenize ...) got an HTTP error, its status in ``answer``."""
 
     status = 502
     kind = "backend_error"

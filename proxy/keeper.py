@@ -1,7 +1,8 @@
 """What happens while nobody waits: proving the backend, idle saves, pre-warming, the drain.
 
-One loop, one step at a time. It takes slots by the same table as the requests do, and everything
-at once (to probe) only when nothing runs and nothing waits.
+`Keeper` is the loop and knows which backend this is; `Saver` moves states while slots are idle. Both
+take slots by the same table as the requests do, and everything at once (to probe) only when
+nothing runs and nothing waits.
 """
 
 from __future__ import annotations
@@ -33,138 +34,40 @@ if TYPE_CHECKING:
 log = structlog.get_logger("slotkeeper.keeper")
 
 TICK_SECONDS = 1.0
-RETRY_SECONDS = 60.0  # after a save that did not work
+RETRY_SECONDS = 60.0  # after a save that came to nothing
 BUSY_SECONDS = 60.0  # unsaved work this old is saved even while other slots run
 
 
-class Keeper:
-    """The background of one backend."""
+class Saver:
+    """Moves states to and from disk in slots nobody uses at the moment."""
 
     def __init__(
         self,
-        backend: Backend,
         scheduler: Scheduler,
-        transfer: Transfer | None,
-        metrics: Metrics,
+        transfer: Transfer,
         clock: Callable[[], float],
-        prober: Callable[[Facts], Awaitable[Verdict | None]],
         *,
         idle_seconds: float,
         prewarm: bool,
     ) -> None:
-        """``transfer`` None: nothing is ever saved. ``prober`` proves a backend and adopts its
-        snapshots (None: not possible now); called only while nothing else uses the backend."""
-        self._backend = backend
+        """``clock`` gives unix seconds; a slot idle for ``idle_seconds`` is saved."""
         self._scheduler = scheduler
         self._transfer = transfer
-        self._metrics = metrics
         self._clock = clock
-        self._prober = prober
         self._idle_seconds = idle_seconds
         self._prewarm = prewarm
-        self._wake = asyncio.Event()
         self._failed: dict[int, float] = {}  # slot -> when its save last came to nothing
-        self._judged: str | None = None  # the instance the verdict belongs to
-        self._instance = ""
-        self.up = False
-        self.verdict = Verdict(Mode.FORWARD, "the backend was not reached yet")
-        scheduler.on_lost = self.lost
 
-    def lost(self) -> None:
-        """A connection broke: look at the backend now, not at the next tick."""
-        self._judged = None
-        self._wake.set()
+    async def adopt(self, fingerprint: str) -> None:
+        """From now on the snapshots of ``fingerprint`` are in play."""
+        await self._transfer.adopt(fingerprint)
+        self._failed.clear()
 
-    async def first(self) -> None:
-        """One look before requests are taken; a backend that is not there yet is no error."""
-        try:
-            await self._look()
-        except (SlotkeeperError, StoreError, OSError) as error:
-            log.warning("keeper.step-failed", error=type(error).__name__, why=str(error))
-
-    async def run(self) -> None:
-        """Until cancelled. A step that fails is logged and tried again at the next tick."""
-        while True:
-            try:
-                await self.step()
-            except (SlotkeeperError, StoreError, OSError) as error:
-                log.warning("keeper.step-failed", error=type(error).__name__, why=str(error))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TICK_SECONDS):
-                    await self._wake.wait()
-                    self._wake.clear()
-
-    async def step(self) -> None:
-        """One look at everything."""
-        await self._look()
-        if self._scheduler.mode is Mode.EXCLUSIVE:
-            await self._save_idle()
-        self._scheduler.tick()
-        self._metrics.slots(Counter(slot.state for slot in self._scheduler.table))
-
-    # Which backend is this, and what may be done to it
-
-    async def _look(self) -> None:
-        try:
-            instance = await self._backend.instance()
-        except SlotkeeperError as error:
-            if self.up or self._judged is not None:
-                log.warning("backend.unreachable", why=error.message)
-            self._set_up(up=False)
-            self._judge(None, Verdict(Mode.FORWARD, f"the backend does not answer: {error.message}"))
-            self._scheduler.forward(self._scheduler.total_slots)
-            return
-        self._set_up(up=True)
-        if self._instance and instance != self._instance:
-            self._metrics.backend_restarts.inc()
-            log.warning("backend.restarted", why="its slots are empty; snapshots will be restored")
-            self._scheduler.forward(self._scheduler.total_slots)
-            self._judged = None
-        self._instance = instance
-        if self._judged is None:
-            await self._prove(instance)
-
-    async def _prove(self, instance: str) -> None:
-        """Probe this instance if nothing runs; until then requests are only forwarded."""
-        if not self._scheduler.hold():
-            return
-        try:
-            facts = await self._backend.facts()
-            self._scheduler.total_slots = facts.total_slots
-            verdict = await self._prober(facts)
-            if verdict is None:
-                self._judge(None, Verdict(Mode.FORWARD, "every slot is busy; it is looked at again"))
-                return
-            if verdict.mode is Mode.EXCLUSIVE and self._transfer is not None:
-                await self._transfer.adopt(verdict.fingerprint)
-                self._scheduler.drive(facts.total_slots)
-            self._judge(instance, verdict)
-        finally:
-            self._scheduler.unhold()
-        if verdict.mode is Mode.EXCLUSIVE and self._prewarm:
-            await self._warm()
-
-    def _judge(self, instance: str | None, verdict: Verdict) -> None:
-        if verdict != self.verdict:
-            say = log.info if verdict.mode is Mode.EXCLUSIVE else log.warning
-            say("mode", mode=str(verdict.mode), why=verdict.why, advice=verdict.advice)
-        self._judged, self.verdict = instance, verdict
-        self._metrics.mode(verdict.mode)
-
-    def _set_up(self, *, up: bool) -> None:
-        self.up = up
-        self._metrics.backend_up.set(up)
-
-    # Idle work
-
-    async def _save_idle(self) -> None:
-        """Save what has been idle long enough and is worth it, oldest first, one at a time."""
-        now = self._clock()
+    async def save_idle(self) -> None:
+        """Save what has been idle long enough and is worth it, longest idle first."""
         for slot in sorted(self._scheduler.table, key=lambda s: s.since):
-            content = slot.content
-            if slot.state is not SlotState.FREE or content is None or not self._due(slot, content, now):
-                continue
-            await self._save(slot.index)
+            if slot.content is not None and self._due(slot, slot.content, self._clock()):
+                await self._save(slot.index)
 
     def _due(self, slot: Slot, content: Content, now: float) -> bool:
         idle = now - content.used
@@ -172,13 +75,16 @@ class Keeper:
             return False
         if not self._scheduler.quiescent() and idle < BUSY_SECONDS:
             return False  # a save stops all slots while it runs
-        return content.storable and worth_saving(content.n_tokens, content.n_saved, self._transfer.costs)
+        return self._unsaved(content)
+
+    def _unsaved(self, content: Content) -> bool:
+        costs = self._transfer.costs
+        return content.storable and worth_saving(content.n_tokens, content.n_saved, costs)
 
     async def _save(self, index: int) -> None:
         table = self._scheduler.table
-        slot = table[index]
-        content = slot.content
-        if slot.state is not SlotState.FREE or content is None:
+        content = table[index].content
+        if table[index].state is not SlotState.FREE or content is None:
             return
         table.begin(index, SlotState.SAVING, self._clock())
         try:
@@ -193,19 +99,19 @@ class Keeper:
             table.end(index, self._clock())
             self._scheduler.tick()
 
-    async def _warm(self) -> None:
+    async def warm(self) -> None:
         """Free slots get the most recently used snapshots, so that the first turn is hot."""
+        if not self._prewarm or self._transfer.retired:
+            return
         recent = sorted(self._transfer.index, key=lambda s: s.last_used, reverse=True)
-        wanted = [s for s in recent if not self._transfer.barred(s.id) and not self._transfer.retired]
+        wanted = [s for s in recent if not self._transfer.barred(s.id)]
         for slot in list(self._scheduler.table):
-            if not wanted or self._scheduler.mode is not Mode.EXCLUSIVE:
-                return
-            if slot.state is SlotState.FREE and slot.content is None:
-                await self._warm_one(slot.index, wanted.pop(0))
+            if wanted and slot.content is None and self._scheduler.mode is Mode.EXCLUSIVE:
+                await self._warm(slot.index, wanted.pop(0))
 
-    async def _warm_one(self, index: int, snapshot: Snapshot) -> None:
+    async def _warm(self, index: int, snapshot: Snapshot) -> None:
         table = self._scheduler.table
-        if table[index].state is not SlotState.FREE:
+        if table[index].state is not SlotState.FREE or table[index].content is not None:
             return
         table.begin(index, SlotState.RESTORING, self._clock())
         try:
@@ -220,22 +126,129 @@ class Keeper:
             table.end(index, self._clock())
             self._scheduler.tick()
 
-    async def drain(self, timeout: float) -> None:
-        """Let running answers end (at most ``timeout`` seconds), then save what is unsaved."""
+    async def save_all(self) -> None:
+        """At the end: whatever is worth it; a fault in one is no reason to lose the rest."""
+        for slot in list(self._scheduler.table):
+            if slot.content is not None and self._unsaved(slot.content):
+                try:
+                    await self._save(slot.index)
+                except SlotkeeperError as error:
+                    log.warning("drain.unsaved", slot=slot.index, why=error.message)
+        await self._transfer.remember()
+
+
+class Keeper:
+    """The background of one backend."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        scheduler: Scheduler,
+        saver: Saver | None,
+        metrics: Metrics,
+        prober: Callable[[Facts], Awaitable[Verdict | None]],
+    ) -> None:
+        """``saver`` None: nothing is ever saved.
+
+        ``prober`` says what may be done to a backend (None: it cannot be known now); it is called
+        only while nothing else uses the backend.
+        """
+        self._backend = backend
+        self._scheduler = scheduler
+        self._saver = saver
+        self._metrics = metrics
+        self._prober = prober
+        self._wake = asyncio.Event()
+        self._judged = False  # the verdict belongs to the instance as it is now
+        self._instance = ""
+        self.up = False
+        self.verdict = Verdict(Mode.FORWARD, "the backend was not reached yet")
+        scheduler.on_lost = self.lost
+
+    def lost(self) -> None:
+        """A connection broke: look at the backend now, not at the next tick."""
+        self._judged = False
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.step()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_SECONDS):
+                    await self._wake.wait()
+                    self._wake.clear()
+
+    async def step(self) -> None:
+        """One look at everything. What fails is logged and tried again at the next tick."""
+        try:
+            await self._look()
+            if self._saver is not None and self._scheduler.mode is Mode.EXCLUSIVE:
+                await self._saver.save_idle()
+        except (SlotkeeperError, StoreError, OSError) as error:
+            log.warning("keeper.step-failed", error=type(error).__name__, why=str(error))
+        self._scheduler.tick()
+        self._metrics.slots(Counter(slot.state for slot in self._scheduler.table))
+
+    async def _look(self) -> None:
+        """Which backend is this; if it is not the one that was judged, judge it."""
+        try:
+            instance = await self._backend.instance()
+        except SlotkeeperError as error:
+            self._gone(error)
+            return
+        self.up = True
+        self._metrics.backend_up.set(1)
+        if self._instance and instance != self._instance:
+            self._metrics.backend_restarts.inc()
+            log.warning("backend.restarted", why="its slots are empty; snapshots will be restored")
+            self._scheduler.forward(self._scheduler.total_slots)
+            self._judged = False
+        self._instance = instance
+        if not self._judged and self._scheduler.hold():
+            try:
+                await self._judge()
+            finally:
+                self._scheduler.unhold()
+            if self._saver is not None and self._scheduler.mode is Mode.EXCLUSIVE:
+                await self._saver.warm()
+
+    def _gone(self, error: SlotkeeperError) -> None:
+        self.up = False
+        self._metrics.backend_up.set(0)
+        self._judged = False
+        self._say(Verdict(Mode.FORWARD, f"the backend does not answer: {error.message}"))
+        if self._scheduler.mode is not Mode.FORWARD:
+            self._scheduler.forward(self._scheduler.total_slots)
+
+    async def _judge(self) -> None:
+        """Find out what may be done; until then, and if in doubt, requests are only forwarded."""
+        facts = await self._backend.facts()
+        self._scheduler.total_slots = facts.total_slots
+        verdict = await self._prober(facts)
+        if verdict is None:
+            self._say(Verdict(Mode.FORWARD, "every slot is busy; it will be looked at again"))
+            return
+        if verdict.mode is Mode.EXCLUSIVE and self._saver is not None:
+            await self._saver.adopt(verdict.fingerprint)
+            self._scheduler.drive(facts.total_slots)
+        self._judged = True
+        self._say(verdict)
+
+    def _say(self, verdict: Verdict) -> None:
+        if verdict != self.verdict:
+            say = log.info if verdict.mode is Mode.EXCLUSIVE else log.warning
+            say("mode", mode=str(verdict.mode), why=verdict.why, advice=verdict.advice)
+        self.verdict = verdict
+        self._metrics.mode(verdict.mode)
+
+    async def drain(self, patience: float) -> None:
+        """Let running answers end (at most ``patience`` seconds), then save what is unsaved."""
         self._scheduler.draining = True
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(patience):
                 await self._scheduler.quiet()
         except TimeoutError:
             log.warning("drain.timeout", why="some answers were still running")
-        if self._scheduler.mode is Mode.EXCLUSIVE:
-            for slot in list(self._scheduler.table):
-                content = slot.content
-                if content and content.storable and worth_saving(content.n_tokens, content.n_saved, self._transfer.costs):
-                    try:
-                        await self._save(slot.index)
-                    except SlotkeeperError as error:
-                        log.warning("drain.unsaved", slot=slot.index, why=error.message)
-                        break
-        await self._transfer.remember()
-
+        if self._saver is not None and self._scheduler.mode is Mode.EXCLUSIVE:
+            await self._saver.save_all()

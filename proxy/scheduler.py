@@ -98,6 +98,7 @@ class Scheduler:
         self._large: Lease | None = None
         self._typical = TYPICAL_SECONDS
         self._tasks: set[asyncio.Task[None]] = set()
+        self._quiet = asyncio.Event()  # something ended
         self.table = SlotTable()
         self.mode = Mode.FORWARD
         self.total_slots = 0
@@ -346,6 +347,7 @@ class Scheduler:
 
     def _end(self, lease: Lease) -> None:
         task = self._running.pop(lease)
+        self._quiet.set()
         self._metrics.leases_active.set(len(self._running))
         self.prefilled(lease)
         if lease.kind is Kind.PERMIT:
@@ -419,10 +421,13 @@ class Scheduler:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._quiet.set()
         if not task.cancelled():
             task.exception()
 
     async def quiet(self) -> None:
         """Wait until no lease is held and nothing is settling."""
+        self._quiet.clear()
         while self._tasks or self._running:
-            await asyncio.sleep(POLL_FIRST)
+            await self._quiet.wait()
+            self._quiet.clear()

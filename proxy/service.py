@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import structlog
@@ -43,7 +44,7 @@ def run(config: Config, on_ready: Callable[[str], None] | None = None) -> int:
 
 
 def _loop_runner() -> Callable[..., int]:
-    """uvloop where it is installed, asyncio's own loop elsewhere."""
+    """Uvloop where it is installed, asyncio's own loop elsewhere."""
     try:
         import uvloop
     except ImportError:
@@ -73,10 +74,12 @@ def _on_signal(stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
 
     def first(number: int) -> None:
+        del number
         stop.set()
         for each in SIGNALS:
+            with suppress(NotImplementedError):
+                loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
-        del number
 
     for number in SIGNALS:
         try:

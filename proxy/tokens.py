@@ -53,7 +53,10 @@ class Counter:
             told = array("i", await self._backend.tokenize(text))
             if told != tokens:
                 self._local = None
-                log.warning("tokenizer.mismatch", hint="backend.tokenizer is not this model's; the backend counts instead")
+                log.warning(
+                    "tokenizer.mismatch",
+                    hint="backend.tokenizer is not this model's; the backend counts instead",
+                )
                 return told
             self._trusted = True
         return tokens

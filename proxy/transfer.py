@@ -16,7 +16,12 @@ import structlog
 from proxy.core.costs import Costs
 from proxy.core.prefix import PrefixIndex
 from proxy.core.retention import evict, fits, superseded
-from proxy.errors import BackendRefusedError, BackendTimeoutError, BackendUnreachableError, SlotkeeperError
+from proxy.errors import (
+    BackendRefusedError,
+    BackendTimeoutError,
+    BackendUnreachableError,
+    SlotkeeperError,
+)
 from proxy.store.snapshots import StageError, StoreError
 from proxy.telemetry.metrics import Cause, Outcome
 
@@ -162,7 +167,9 @@ class Transfer:
             return "write-budget"
         if not fits(self._limits, size):
             return "too-large"
-        await self._delete(evict(self.index, self._limits, self.costs, now, incoming=size), Cause.SPACE)
+        await self._delete(
+            evict(self.index, self._limits, self.costs, now, incoming=size), Cause.SPACE
+        )
         try:
             free = await self._store.free_bytes()
         except OSError:
@@ -283,7 +290,9 @@ class Transfer:
             return True
         self.ineffective += 1
         self._metrics.ineffective_restores.inc()
-        log.warning("restore.ineffective", expected=expected, reused=cache_n, count=self.ineffective)
+        log.warning(
+            "restore.ineffective", expected=expected, reused=cache_n, count=self.ineffective
+        )
         if self.retired:
             log.error(
                 "restores.retired",

@@ -39,3 +39,7 @@ def _section(tokens: Sequence[int], n_stream: int, slot: int) -> bytes:
                 hashlib.blake2b(struct.pack("<i", t), digest_size=ROW).digest() for t in tokens
             ]
     return b"".join(parts)
+
+
+def _row(token: int) -> bytes:
+    return hashlib.blake2b(struct.pack("<i", token), digest_size=ROW).digest()

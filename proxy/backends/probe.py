@@ -173,7 +173,7 @@ class _Run:
             raise _UnprovenError("a saved state holds other tokens than were sent")
         if slotfile.leftover(state):
             raise _UnprovenError(
-                "sliding-window or hybrid model: saved states would not be reusable"
+                "sliding-window or hybrid model: what its saved states are good for is not proved"
             )
         await self._backend.erase(self._main)
         try:

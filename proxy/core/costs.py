@@ -18,10 +18,11 @@ _RESTORE_LATENCY, _PRIOR_RESTORE = 5e-3, 1e-9  # seconds, seconds per byte
 _SAVE_LATENCY, _PRIOR_SAVE = 10e-3, 2e-9
 _PRIOR_BYTES = 1e6  # how many observed bytes these are worth: a tiny file tells little of speed
 _PRIOR_SIZE = 100_000.0  # bytes per token
-_PRIOR_SIZE_TOKENS = 0.01  # the first state seen tells it almost exactly
+_PRIOR_SIZE_TOKENS = 1e-6  # nearly nothing: the first state seen tells it
 _MIN_TOKENS = 32  # below, the fixed part of a request outweighs its tokens
-_KEEP_LINE = 0.98  # what an observation leaves of the weight of the past
+_KEEP_LINE = 0.97  # what an observation leaves of the weight of the past
 _KEEP_RATIO = 0.9
+_MAX_SUM = 1e30  # no sum of real observations comes near
 _MIN_POINTS = 7.0  # observations (8, faded) before a square is believed,
 _MIN_SPREAD = 1000.0  # and the standard deviation of their (start + end), in tokens
 
@@ -31,10 +32,10 @@ def _usable(*values: float) -> bool:
 
 
 def _numbers(data: object, n: int) -> list[float] | None:
-    """Take a list of n finite numbers, none negative; None for anything else."""
+    """Take a list of n numbers that can be sums of observations; None for anything else."""
     if not isinstance(data, list) or len(data) != n:
         return None
-    if not all(type(x) in (int, float) and math.isfinite(x) and x >= 0 for x in data):
+    if not all(type(x) in (int, float) and 0 <= x <= _MAX_SUM for x in data):
         return None
     return [float(x) for x in data]
 
@@ -71,10 +72,10 @@ class _Line:
         """Return ``(a, b)``; b is 0 until the data spans enough to tell."""
         count, weight, sum_z, sum_y, sum_zz, sum_zy = self.sums
         flat = (sum_y + _PRIOR_TOKENS * _PRIOR_RATE) / (weight + _PRIOR_TOKENS)
-        if count < _MIN_POINTS or weight <= 0:
+        if count < _MIN_POINTS or weight < _MIN_TOKENS:
             return flat, 0.0
         mean_z, mean_y = sum_z / weight, sum_y / weight
-        variance = sum_zz / weight - mean_z**2
+        variance = sum_zz / weight - mean_z * mean_z
         if variance < _MIN_SPREAD**2:
             return flat, 0.0
         slope = (sum_zy / weight - mean_z * mean_y) / variance

@@ -83,7 +83,10 @@ class Option:
             "prompt": self.n_tokens,
             "snapshot": self.snapshot.id if self.snapshot else None,
             "save_first": self.save_first,
-            **{k: round(getattr(self, k), 4) for k in ("wait", "prefill", "transfer", "loss", "cost")},
+            **{
+                k: round(getattr(self, k), 4)
+                for k in ("wait", "prefill", "transfer", "loss", "cost")
+            },
         }
 
 
@@ -130,14 +133,18 @@ def remaining(slot: Slot, costs: Costs, typical: float, now: float) -> float:
     return max(expected - elapsed, 0.5 * elapsed, 0.01)
 
 
-def displaced(content: Content | None, kept: int, costs: Costs, now: float) -> tuple[bool, float, float]:
+def displaced(
+    content: Content | None, kept: int, costs: Costs, now: float
+) -> tuple[bool, float, float]:
     """What overwriting ``content`` beyond ``kept`` tokens costs: (save first?, seconds to save, loss)."""
     if content is None or content.n_tokens <= kept:
         return False, 0.0, 0.0
     recompute = costs.prefill(kept, content.n_tokens)
     size = costs.size(content.n_tokens)
     chance = reuse(now - content.used)
-    save_first = content.storable and worth_saving(content.n_tokens, max(content.n_saved, kept), costs)
+    save_first = content.storable and worth_saving(
+        content.n_tokens, max(content.n_saved, kept), costs
+    )
     if save_first:
         return True, costs.save(size), chance * min(recompute, costs.restore(size))
     if content.n_saved > kept:
@@ -163,7 +170,9 @@ def as_it_is(slot: Slot, need: Need, n_tokens: int, costs: Costs, now: float) ->
     )
 
 
-def from_snapshot(slot: Slot, snapshot: Snapshot, covered: int, n_tokens: int, costs: Costs, now: float) -> Option:
+def from_snapshot(
+    slot: Slot, snapshot: Snapshot, covered: int, n_tokens: int, costs: Costs, now: float
+) -> Option:
     """Restore ``snapshot`` into a free slot first."""
     save_first, saving, loss = displaced(slot.content, 0, costs, now)
     return Option(
@@ -179,7 +188,9 @@ def from_snapshot(slot: Slot, snapshot: Snapshot, covered: int, n_tokens: int, c
     )
 
 
-def options(need: Need, slots: Sequence[Slot], costs: Costs, now: float, typical: float) -> list[Option]:
+def options(
+    need: Need, slots: Sequence[Slot], costs: Costs, now: float, typical: float
+) -> list[Option]:
     """Every way to serve ``need``, cheapest first. Ties: the slot that holds least, then index."""
     n_tokens = length(need.prompt, [slot.content for slot in slots])
     found: list[Option] = []

@@ -140,15 +140,13 @@ class PrefixIndex:
         else:
             self.add(snapshot)
 
-    def ranked(
-        self, seed: bytes, tokens: array[int], limit: int = 4, *, fingerprint: str | None = None
-    ) -> list[tuple[Snapshot, int]]:
+    def ranked(self, seed: bytes, tokens: array[int], limit: int = 4) -> list[tuple[Snapshot, int]]:
         """Snapshots by the exact number of leading tokens they share with a prompt, most first.
 
         Ties: the smaller file (all of it must be read), then the later use. Without a match no
-        row. ``fingerprint`` leaves out what another server, model or setting has written.
+        row. Fingerprints are not looked at: ask an index that holds one only.
         """
-        return list(islice(self._matches(seed, tokens, fingerprint), limit))
+        return list(islice(self._matches(seed, tokens), limit))
 
     def covered(self, snapshot: Snapshot, without: Collection[str] = ()) -> int:
         """Leading tokens of ``snapshot`` that another one of its seed and fingerprint holds too.
@@ -173,9 +171,7 @@ class PrefixIndex:
                 return max(shared)
         return 0
 
-    def _matches(
-        self, seed: bytes, tokens: array[int], fingerprint: str | None
-    ) -> Iterator[tuple[Snapshot, int]]:
+    def _matches(self, seed: bytes, tokens: array[int]) -> Iterator[tuple[Snapshot, int]]:
         """All matches, deepest first. Whoever shares a level shares every one above it."""
         path: list[set[str]] = []
         for level in _levels(seed, tokens):
@@ -188,8 +184,7 @@ class PrefixIndex:
             found = [
                 (held, snapshot)
                 for snapshot in (self._snapshots[other] for other in path[depth] - deeper)
-                if fingerprint in (None, snapshot.fingerprint)
-                and (held := _refined(snapshot.tokens, tokens, depth))
+                if (held := _refined(snapshot.tokens, tokens, depth))
             ]
             found.sort(key=lambda row: (-row[0], row[1].size, -row[1].last_used, row[1].id))
             yield from ((snapshot, held) for held, snapshot in found)

@@ -13,6 +13,12 @@ from typing import Any, Protocol
 from proxy.core.records import Prompt
 
 
+class Unreadable(ValueError):  # noqa: N818 - no error: the backend may well read it
+    """A body that this proxy's JSON parser refuses and llama-server's accepts (very deep, a byte
+    order mark, bytes after a NUL): pass it on untouched, as a request that can name no slot.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One parsed request of the cached path.
@@ -37,13 +43,17 @@ class Call:
 
 
 class EventFilter(Protocol):
-    """Sees each SSE event of the backend, says what the client gets. One per request."""
+    """Sees each SSE event of the backend, says what the client gets. One per request.
 
-    cache_n: int | None  # real reuse in tokens, from the first progress event
-    prompt_n: int | None  # the prompt's length in tokens, from the first progress event
+    Also feed it (and ignore what it returns) when the answer is put together for a client that does
+    not stream, or with the whole body of an unstreamed answer: the figures below come from there.
+    """
+
+    cache_n: int | None  # real reuse in tokens, from the first progress event (else the timings)
+    prompt_n: int | None  # the prompt's length in tokens, from the same
     prefilled: bool  # the prompt is computed, or the first token came
     timings: Mapping[str, Any] | None  # the engine's last timings object
-    truncated: bool  # the engine shifted its context: KV is no function of the tokens
+    truncated: bool  # the engine shifted its context (only the native API tells)
 
     def feed(self, data: bytes) -> bytes | None:
         """``data`` is an event's data payload; the same or changed bytes, None to swallow it."""
@@ -53,7 +63,13 @@ class EventFilter(Protocol):
 
 
 class Assembler(Protocol):
-    """Puts a non-streaming answer together from stream events; equals the direct one."""
+    """Puts a non-streaming answer together from stream events; equals the direct one.
+
+    ``lossy``: all text was withheld from the stream (an unfinished tool call, only white space),
+    though the direct answer shows it; ask again with ``replace(call, streamable=False)`` for it.
+    """
+
+    lossy: bool
 
     def feed(self, data: bytes) -> None:
         """One event's data payload (``[DONE]`` included)."""
@@ -69,7 +85,9 @@ class Dialect(Protocol):
     """One client API."""
 
     def parse(self, raw: bytes) -> Call:
-        """Raises ``BadRequestError`` on what can be no request; unknown fields are kept."""
+        """Raises ``BadRequestError`` on what the backend would refuse too, ``Unreadable`` on what
+        only the backend can read; unknown fields are kept.
+        """
 
     def prompt(self, call: Call, namespace: bytes) -> Prompt:
         """The prefix chain: the fast hint, from bytes alone."""
@@ -77,11 +95,15 @@ class Dialect(Protocol):
     def upstream(self, call: Call, slot: int | None) -> bytes:
         """The body to send: the client's bytes with the few injected fields spliced in."""
 
-    def filter(self, call: Call) -> EventFilter:
-        """For clients that stream."""
+    def filter(self, call: Call, ping_id: str = "", created: int = 0) -> EventFilter:
+        """``ping_id`` and ``created`` (unix seconds) are for pings sent before the backend's own
+        values are known; a ping that used ``ping_id`` makes it the id of the whole answer.
+        """
 
     def assembler(self, call: Call) -> Assembler:
         """For clients that do not, when ``call.streamable``."""
 
     def rendered(self, call: Call) -> tuple[str, Any]:
-        """How to learn the exact tokens: ``("render", body)``, ``("text", str)``, ``("tokens", list)`` or ``("none", None)``."""
+        """How to learn the exact tokens: ``("render", body)``, ``("text", str)``,
+        ``("tokens", list)`` or ``("none", None)``.
+        """

@@ -8,7 +8,10 @@ request goes on as if there were no cache.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -19,17 +22,17 @@ from proxy.core.placement import Need
 from proxy.core.records import Prompt, Reason
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import Unreadable
-from proxy.errors import BackendUnreachableError
-from proxy.server.relay import OK, Client, Relay, passed, without_length
+from proxy.errors import BackendUnreachableError, SlotkeeperError
+from proxy.server.relay import OK, Client, Relay, passed, without
 from proxy.telemetry.history import Decision
 from proxy.telemetry.metrics import PathClass, Where
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from proxy.backends.base import Backend, Upstream
-    from proxy.dialects.base import Call, Dialect
     from proxy.core.queue import Lease
+    from proxy.dialects.base import Call, Dialect
     from proxy.scheduler import Scheduler
     from proxy.server.keys import Keys
     from proxy.server.passthrough import Passthrough
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger("slotkeeper.request")
 
 NO_STORE = "X-Slotkeeper-No-Store"
+OURS = ("content-type", "accept-encoding")  # the body goes on as JSON, the answer is read here
+BODY_HEADERS = ("content-length", "content-type")
+FORESEEN = (Reason.SLOT_HIT, Reason.COLD, Reason.RESTORED)  # what only the engine can confirm
 PATH_CLASSES = {
     "/v1/chat/completions": PathClass.CHAT,
     "/chat/completions": PathClass.CHAT,
@@ -48,26 +54,29 @@ PATH_CLASSES = {
 CLIENT_LEFT = 499  # only in logs: nobody is there to read it
 
 
-@dataclass(slots=True)
 class Exchange:
     """What is known of one request while it runs; becomes its row in the decision log."""
 
-    request_id: str
-    path: str
-    started: float
-    status: int = 0
-    first_token: float | None = None
-    lease: Lease | None = None
+    def __init__(self, request: web.Request, dialect: Dialect, call: Call, now: float) -> None:
+        """``now``: unix seconds."""
+        self.request = request
+        self.request_id: str = request["request_id"]
+        self.dialect = dialect
+        self.call = call
+        self.started = now
+        self.status = 0
+        self.lease: Lease | None = None
+        self.events = dialect.filter(call, f"slotkeeper-{self.request_id}", int(now))
+        self.client = Client(request, self.note)
 
     def note(self) -> str:
         """The value of ``X-Slotkeeper``: the reason and the real reuse, as far as known by now."""
         lease = self.lease
         if lease is None:
-            return str(Reason.REFUSED)
+            return str(Reason.PENDING)
         slot = f"; slot={lease.slot}" if lease.slot is not None else ""
         if lease.cache_n is None:
-            reason = Reason.PENDING if lease.reason in (Reason.SLOT_HIT, Reason.COLD, Reason.RESTORED) else lease.reason
-            return f"{reason}{slot}"
+            return f"{Reason.PENDING if lease.reason in FORESEEN else lease.reason}{slot}"
         return f"{lease.reason}{slot}; reused={lease.cache_n}; prompt={lease.prompt_n}"
 
 
@@ -106,15 +115,22 @@ class Chat:
             call = dialect.parse(raw)
         except Unreadable:
             return await self._passthrough.computing(request, raw)
-        exchange = Exchange(request["request_id"], request.path, self._clock())
-        need = Need(self._prompt(dialect, call, request), wanted=call.id_slot, wide=call.wide, cache=call.cache)
+        exchange = Exchange(request, dialect, call, self._clock())
+        prompt = self._prompt(dialect, call, request)
+        need = Need(prompt, wanted=call.id_slot, wide=call.wide, cache=call.cache)
+        exact = partial(self._exact, exchange, prompt)
         try:
-            async with self._scheduler.lease(need, lambda: self._exact(dialect, call, need)) as lease:
+            async with self._alive(exchange), self._scheduler.lease(need, exact) as lease:
                 exchange.lease = lease
                 lease.storable = call.store and NO_STORE not in request.headers
-                return await self._send(request, dialect, call, exchange, lease)
-        except BaseException as error:
-            exchange.status = getattr(error, "status", CLIENT_LEFT)
+                return await self._send(exchange, lease)
+        except SlotkeeperError as error:
+            exchange.status = error.status
+            if not exchange.client.begun:
+                raise
+            return await exchange.client.fail(error)
+        except asyncio.CancelledError:
+            exchange.status = CLIENT_LEFT
             raise
         finally:
             self._record(exchange)
@@ -129,59 +145,68 @@ class Chat:
             log.error("prefix.fault", error=type(error).__name__)
             return Prompt(seed=namespace, chain=(), ends=(), size=len(call.raw))
 
-    async def _exact(self, dialect: Dialect, call: Call, need: Need) -> Prompt:
+    async def _exact(self, exchange: Exchange, prompt: Prompt) -> Prompt:
         """The same prompt with the tokens the backend will see."""
-        prompt = need.prompt
-        tokens = await self._counter.exact(dialect.rendered(call))
-        return Prompt(prompt.seed, prompt.chain, prompt.ends, prompt.size, tokens)
+        tokens = await self._counter.exact(exchange.dialect.rendered(exchange.call))
+        return replace(prompt, tokens=tokens)
 
-    async def _send(
-        self, request: web.Request, dialect: Dialect, call: Call, exchange: Exchange, lease: Lease
-    ) -> web.StreamResponse:
+    @asynccontextmanager
+    async def _alive(self, exchange: Exchange) -> AsyncIterator[None]:
+        """Pings for a client that streams, from its arrival on: a queue is as silent as a prefill."""
+        if not exchange.call.stream:
+            yield
+            return
+        pings = exchange.client.pings(exchange.events, self._ping_interval, self._metrics.pings.inc)
+        task = asyncio.get_running_loop().create_task(pings, name="pings")
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError, ConnectionError):
+                await task
+
+    async def _send(self, exchange: Exchange, lease: Lease) -> web.StreamResponse:
         """Send the request into its slot and relay the answer in the form the client asked for."""
-        body = dialect.upstream(call, lease.slot)
-        headers = [*self._keys.upstream(request), ("Content-Type", "application/json")]
+        request = exchange.request
+        body = exchange.dialect.upstream(exchange.call, lease.slot)
+        headers = self._keys.upstream(request, OURS)
+        headers.append(("Content-Type", "application/json"))
         lease.sent = True
         try:
             async with self._backend.send("POST", request.raw_path, headers, body) as upstream:
                 exchange.status = upstream.status
-                return await self._relay(request, dialect, call, exchange, lease, upstream)
+                return await self._relay(exchange, lease, upstream)
         except BackendUnreachableError:
             self._scheduler.lost()
             raise
 
     async def _relay(
-        self,
-        request: web.Request,
-        dialect: Dialect,
-        call: Call,
-        exchange: Exchange,
-        lease: Lease,
-        upstream: Upstream,
+        self, exchange: Exchange, lease: Lease, upstream: Upstream
     ) -> web.StreamResponse:
-        relay = Relay(self._scheduler, lease, self._ping_interval, self._metrics.pings.inc)
+        relay, call = Relay(self._scheduler, lease), exchange.call
         if upstream.status != OK:
-            return await passed(request, upstream, {"X-Slotkeeper": exchange.note()})
+            return await self._refused(exchange, upstream)
+        if call.stream:
+            return await relay.stream(exchange.client, upstream, exchange.events)
         if not call.streamable:
-            answer = await relay.whole(upstream)
-            return self._complete(upstream, OK, answer, exchange)
-        events = dialect.filter(call, f"chatcmpl-{exchange.request_id}", int(exchange.started))
-        if not call.stream:
-            status, answer = await relay.assemble(upstream, events, dialect.assembler(call))
-            return self._complete(upstream, status, answer, exchange, kind="application/json; charset=utf-8")
-        client = Client(request, without_length(upstream.headers), exchange.note)
-        await relay.stream(client, upstream, events)
-        exchange.first_token = client.first
-        return await client.end()
+            return self._complete(exchange, upstream, OK, await relay.whole(upstream))
+        assembler = exchange.dialect.assembler(call)
+        status, answer = await relay.assemble(upstream, exchange.events, assembler)
+        return self._complete(exchange, upstream, status, answer)
+
+    async def _refused(self, exchange: Exchange, upstream: Upstream) -> web.StreamResponse:
+        """The backend said no: its own words, as an event where the headers have left already."""
+        if exchange.client.begun:
+            return await exchange.client.say(await upstream.read())
+        return await passed(exchange.request, upstream, {"X-Slotkeeper": exchange.note()})
 
     def _complete(
-        self, upstream: Upstream, status: int, body: bytes, exchange: Exchange, kind: str = ""
+        self, exchange: Exchange, upstream: Upstream, status: int, body: bytes
     ) -> web.Response:
         exchange.status = status
         response = web.Response(status=status, body=body)
-        response.headers.extend(without_length(upstream.headers, drop={"content-type"} if kind else ()))
-        if kind:
-            response.headers["Content-Type"] = kind
+        response.headers.extend(without(upstream.headers, BODY_HEADERS))
+        response.headers["Content-Type"] = "application/json; charset=utf-8"
         response.headers["X-Slotkeeper"] = exchange.note()
         return response
 
@@ -193,7 +218,7 @@ class Chat:
         decision = Decision(
             request_id=exchange.request_id,
             at=exchange.started,
-            path=exchange.path,
+            path=exchange.request.path,
             reason=reason,
             status=exchange.status,
             total=now - exchange.started,
@@ -201,11 +226,11 @@ class Chat:
             slot=lease.slot if lease else None,
             reused=lease.cache_n if lease else None,
             prompt=lease.prompt_n if lease else None,
-            first_token=exchange.first_token - exchange.started if exchange.first_token else None,
+            first_token=exchange.client.first_after(),
             costs=[option.explain() for option in lease.weighed] if lease else (),
         )
         self._history.add(decision)
-        kind = PATH_CLASSES.get(exchange.path, PathClass.COMPLETION)
+        kind = PATH_CLASSES.get(exchange.request.path, PathClass.COMPLETION)
         self._metrics.request(
             kind, reason, exchange.status, total=decision.total, first_token=decision.first_token
         )

@@ -30,7 +30,8 @@ class Keys:
 
     def client_key(self, request: web.Request) -> str:
         """What tells one client from another: conversations never cross keys."""
-        return request.headers.get("Authorization") or request.headers.get("X-Api-Key", "")
+        headers = request.headers
+        return headers.get("Authorization", "") or headers.get("X-Api-Key", "")
 
     def upstream(self, request: web.Request, drop: Collection[str] = ()) -> list[tuple[str, str]]:
         """The request's headers as the backend is to get them, ``drop`` (lower case) left out."""

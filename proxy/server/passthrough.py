@@ -66,10 +66,14 @@ class Passthrough:
             lease.sent = True
             return await self._forward(request, body, lease.reason)
 
-    async def _forward(self, request: web.Request, body: bytes | None, reason: Reason) -> web.StreamResponse:
+    async def _forward(
+        self, request: web.Request, body: bytes | None, reason: Reason
+    ) -> web.StreamResponse:
         headers = self._keys.upstream(request)
         try:
-            async with self._backend.send(request.method, request.raw_path, headers, body) as upstream:
+            async with self._backend.send(
+                request.method, request.raw_path, headers, body
+            ) as upstream:
                 return await passed(request, upstream, {"X-Slotkeeper": str(reason)})
         except BackendUnreachableError:
             self._scheduler.lost()

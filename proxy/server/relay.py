@@ -13,14 +13,15 @@ import orjson
 from aiohttp import web
 
 from proxy.core.sse import Parser, encode
-from proxy.errors import BackendBrokenError, SlotkeeperError
+from proxy.errors import BackendBrokenError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from proxy.backends.base import Upstream
-    from proxy.dialects.base import Assembler, EventFilter
     from proxy.core.queue import Lease
+    from proxy.dialects.base import Assembler, EventFilter
+    from proxy.errors import SlotkeeperError
     from proxy.scheduler import Scheduler
 
 OK = 200
@@ -29,64 +30,87 @@ OK = 200
 class Client:
     """The client's side of a streamed answer: headers leave once, late enough to tell the reuse."""
 
-    def __init__(self, request: web.Request, headers: list[tuple[str, str]], note: Callable[[], str]) -> None:
+    def __init__(self, request: web.Request, note: Callable[[], str]) -> None:
         """``note`` gives the value of ``X-Slotkeeper`` at the moment the headers leave."""
         self._request = request
-        self._headers = headers
         self._note = note
-        self.response: web.StreamResponse | None = None
+        self._clock = asyncio.get_running_loop().time
+        self._came = self._wrote = self._clock()
+        self._first: float | None = None
+        self._writing = asyncio.Lock()
+        self._response: web.StreamResponse | None = None
+        self.headers: list[tuple[str, str]] = [("Content-Type", "text/event-stream")]
 
-    async def end(self) -> web.StreamResponse:
-        """The answer is complete; an empty one still gets its headers."""
-        await self.write(b"")
-        if self.response is None:
-            raise BackendBrokenError("unreachable")
-        return self.response
+    @property
+    def begun(self) -> bool:
+        """The headers have left."""
+        return self._response is not None
 
-    async def write(self, data: bytes) -> None:
+    def first_after(self) -> float | None:
+        """Seconds until the backend's own first event (pings do not count)."""
+        return None if self._first is None else self._first - self._came
+
+    async def write(self, data: bytes) -> web.StreamResponse:
         """Send bytes, the headers first if need be. Waits while the client reads slowly."""
-        if self.response is None:
-            self.response = web.StreamResponse(status=OK)
-            self.response.headers.extend(self._headers)
-            self.response.headers["X-Accel-Buffering"] = "no"
-            self.response.headers["X-Slotkeeper"] = self._note()
-            await self.response.prepare(self._request)
-        await self.response.write(data)
+        async with self._writing:
+            response = self._response
+            if response is None:
+                response = self._response = web.StreamResponse(status=OK)
+                response.headers.extend(self.headers)
+                response.headers["X-Accel-Buffering"] = "no"
+                response.headers["X-Slotkeeper"] = self._note()
+                await response.prepare(self._request)
+            if data:
+                await response.write(data)
+            self._wrote = self._clock()
+            return response
+
+    async def say(self, data: bytes) -> web.StreamResponse:
+        """One event."""
+        return await self.write(encode(data))
+
+    async def fail(self, error: SlotkeeperError) -> web.StreamResponse:
+        """An error after the headers left: an event, and no ``[DONE]`` after it."""
+        return await self.say(orjson.dumps(error.envelope()))
+
+    async def relay(self, data: bytes) -> None:
+        """Events of the backend."""
+        if self._first is None:
+            self._first = self._clock()
+        await self.write(data)
+
+    async def pings(
+        self, events: EventFilter, interval: float, on_ping: Callable[[], None]
+    ) -> None:
+        """Until cancelled: an event of the client's own protocol per ``interval`` of silence.
+
+        Comments would not do: several clients do not count them (clients.md 5).
+        """
+        while True:
+            await asyncio.sleep(max(0.0, self._wrote + interval - self._clock()))
+            if self._clock() - self._wrote >= interval:
+                ping = events.ping()
+                if ping is None:
+                    return
+                on_ping()
+                await self.say(ping)
 
 
 class Relay:
-    """Moves one backend answer. ``scheduler`` is told what the engine says of the reuse."""
+    """Moves one backend answer; the scheduler is told what the engine says of the reuse."""
 
-    def __init__(self, scheduler: Scheduler, lease: Lease, ping_interval: float, on_ping: Callable[[], None]) -> None:
-        """``ping_interval`` in seconds, 0: never."""
+    def __init__(self, scheduler: Scheduler, lease: Lease) -> None:
+        """``lease`` is finished here when the answer ran to its end."""
         self._scheduler = scheduler
         self._lease = lease
-        self._ping_interval = ping_interval
-        self._on_ping = on_ping
 
-    async def stream(self, client: Client, upstream: Upstream, events: EventFilter) -> None:
-        """Events to a client that streams. After the headers left, a fault becomes an SSE error."""
-        try:
-            await self._events(client, upstream, events)
-        except SlotkeeperError as error:
-            if client.response is None:
-                raise
-            await client.write(encode(orjson.dumps(error.envelope())))
-
-    async def _events(self, client: Client, upstream: Upstream, events: EventFilter) -> None:
+    async def stream(
+        self, client: Client, upstream: Upstream, events: EventFilter
+    ) -> web.StreamResponse:
+        """Events to a client that streams, each as soon as it is complete."""
+        client.headers = without(upstream.headers, ("content-length",))
         parser = Parser()
-        while True:
-            try:
-                async with asyncio.timeout(self._ping_interval or None):
-                    chunk = await upstream.read_some()
-            except TimeoutError:
-                ping = events.ping()
-                if ping is not None:
-                    self._on_ping()
-                    await client.write(encode(ping))
-                continue
-            if not chunk:
-                break
+        while chunk := await upstream.read_some():
             out = bytearray()
             for event in parser.feed(chunk):
                 data = event.data if event.comment_only else events.feed(event.data)
@@ -94,10 +118,13 @@ class Relay:
                     out += event.raw if data is event.data else encode(data)
             self._observe(events)
             if out:
-                await client.write(bytes(out))
+                await client.relay(bytes(out))
         self._finish(events.timings, truncated=events.truncated)
+        return await client.write(b"")
 
-    async def assemble(self, upstream: Upstream, events: EventFilter, assembler: Assembler) -> tuple[int, bytes]:
+    async def assemble(
+        self, upstream: Upstream, events: EventFilter, assembler: Assembler
+    ) -> tuple[int, bytes]:
         """The whole answer for a client that does not stream: status and JSON body."""
         parser = Parser()
         while chunk := await upstream.read_some():
@@ -127,7 +154,9 @@ class Relay:
             if isinstance(answer, dict) and isinstance(answer.get("timings"), dict):
                 timings = answer["timings"]
                 cached = int(timings.get("cache_n", 0))
-                self._scheduler.observed(self._lease, cached, cached + int(timings.get("prompt_n", 0)))
+                self._scheduler.observed(
+                    self._lease, cached, cached + int(timings.get("prompt_n", 0))
+                )
                 self._finish(timings, truncated=bool(answer.get("truncated")))
         return body
 
@@ -141,16 +170,18 @@ class Relay:
         """Tokens in the slot: prompt and generated ones but the last, which is never decoded."""
         if timings is None:
             return
-        cached, computed, generated = (int(timings.get(k, 0)) for k in ("cache_n", "prompt_n", "predicted_n"))
+        cached, computed, generated = (
+            int(timings.get(k, 0)) for k in ("cache_n", "prompt_n", "predicted_n")
+        )
         if cached + computed == 0:
             return
         self._scheduler.measured(cached, computed, float(timings.get("prompt_ms", 0.0)) / 1000)
         self._lease.finish(cached + computed + max(0, generated - 1), storable=not truncated)
 
 
-def without_length(headers: list[tuple[str, str]], drop: Collection[str] = ()) -> list[tuple[str, str]]:
-    """Headers for a body that is not the one received."""
-    return [(name, value) for name, value in headers if name.lower() not in {"content-length", *drop}]
+def without(headers: list[tuple[str, str]], names: Collection[str]) -> list[tuple[str, str]]:
+    """``headers`` but those of the lower-case ``names``."""
+    return [(name, value) for name, value in headers if name.lower() not in names]
 
 
 def _status(error: bytes) -> int:
@@ -162,7 +193,9 @@ def _status(error: bytes) -> int:
     return code if isinstance(code, int) and 400 <= code <= 599 else 500  # noqa: PLR2004 - HTTP's own bounds
 
 
-async def passed(request: web.Request, upstream: Upstream, extra: Mapping[str, str]) -> web.StreamResponse:
+async def passed(
+    request: web.Request, upstream: Upstream, extra: Mapping[str, str]
+) -> web.StreamResponse:
     """Any answer, byte for byte, with its end-to-end headers."""
     response = web.StreamResponse(status=upstream.status)
     response.headers.extend(upstream.headers)

@@ -264,9 +264,9 @@ class Shelf:
         lent = self._staging / name
         self._staged.discard(name)
         if self._lent.get(snapshot.id) == name:
-            del self._lent[snapshot.id]
             if self._rows.get(SNAPSHOT, snapshot.id) is not None:
                 files.move(lent, self._place(snapshot.fingerprint, snapshot.id))
+            del self._lent[snapshot.id]
         if files.LINK_NAME.fullmatch(name):
             files.remove(lent)
         if known:

@@ -59,6 +59,7 @@ class SnapshotStore:
         self._quarantined: set[str] = set()
         self._unwritten: set[str] = set()
         self._written_at = 0.0
+        self._closed = False
         self.deleted: Counter[str] = Counter()  # snapshots by cause, since start
         self.probe_files = ProbeFiles(root, shared=shared)
 
@@ -70,7 +71,10 @@ class SnapshotStore:
         return report
 
     async def close(self) -> None:
-        """Let running work end, write what is behind, unlock. The store cannot be used after."""
+        """Let running work end, write what is behind, unlock. Final; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         while self._running:
             await asyncio.wait(self._running)
         try:

@@ -9,7 +9,7 @@ import traceback
 import uuid
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 import orjson
 import structlog
@@ -69,13 +69,15 @@ def _outline(error: BaseException, trace: TracebackType | None) -> str:
     return text if cause is None else f"{text}, after {_outline(cause, cause.__traceback__)}"
 
 
-def setup(level: str = "info", fmt: str = "auto") -> None:
-    """Send all logs, also those of libraries, to stderr.
+def setup(level: str = "info", fmt: str = "auto", stream: TextIO | None = None) -> None:
+    """Send all logs, also those of libraries, to one place.
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
         fmt: ``console``, ``json``, or ``auto``: console on a terminal.
+        stream: stderr if None.
     """
+    stream = sys.stderr if stream is None else stream
     common: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -83,13 +85,13 @@ def setup(level: str = "info", fmt: str = "auto") -> None:
         locate,
         redact,
     ]
-    console = fmt == "console" or (fmt == "auto" and sys.stderr.isatty())
+    console = fmt == "console" or (fmt == "auto" and stream.isatty())
     last: Processor = (
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        structlog.dev.ConsoleRenderer(colors=stream.isatty())
         if console
         else structlog.processors.JSONRenderer(serializer=_dumps)
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=common,

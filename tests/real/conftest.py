@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
+from proxy.backends.llama_server import LlamaServer
 from proxy.engine import Engine, EngineError, EngineOptions, bundled_model
 from tests.real import tiny_gguf
 
@@ -48,7 +51,8 @@ class EngineHandle:
     def restart(self, model: Path | None = None, **changes: Any) -> None:
         """A clean stop (unless already dead) and a new process on the same port.
 
-        ``changes`` are fields of ``EngineOptions`` that differ from now on.
+        ``changes`` are fields of ``EngineOptions`` that differ from now on. It blocks: where a
+        client in the same event loop must see the old connections end, call it in a thread.
         """
         self.stop()
         self.model = model or self.model
@@ -67,6 +71,29 @@ class EngineHandle:
     def wait_dead(self) -> int:
         """Block until it ended by itself; the exit code (negative: a signal)."""
         return self._engine.wait_dead()
+
+
+@asynccontextmanager
+async def driver(url: str) -> AsyncIterator[LlamaServer]:
+    """The driver, closed at the end."""
+    backend = LlamaServer(url, key=None, connect_timeout=2, silence_timeout=60)
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+async def complete(
+    backend: LlamaServer, tokens: Iterable[int], slot: int, **more: Any
+) -> dict[str, Any]:
+    """``POST /completion`` of these tokens, prefill only unless ``more`` says otherwise."""
+    body = {"prompt": list(tokens), "n_predict": 0, "id_slot": slot, "temperature": 0, **more}
+    headers = [("Content-Type", "application/json")]
+    async with backend.send("POST", "/completion", headers, orjson.dumps(body)) as answer:
+        raw = await answer.read()
+    assert answer.status == 200, raw
+    done: dict[str, Any] = orjson.loads(raw)
+    return done
 
 
 EngineFactory = Callable[..., EngineHandle]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy.backends.base import Verdict
-from proxy.backends.llama_server import LlamaServer
 from proxy.backends.probe import probe
 from proxy.core.records import Mode
 from proxy.errors import BackendUnreachableError
-from tests.real.conftest import EngineFactory, EngineHandle
+from tests.real.conftest import EngineFactory, EngineHandle, driver
 
 pytestmark = pytest.mark.real
 
@@ -37,15 +35,6 @@ class MemoryFiles:
         self.manifests[fingerprint] = manifest
 
 
-@asynccontextmanager
-async def driver(url: str) -> AsyncIterator[LlamaServer]:
-    backend = LlamaServer(url, key=None, connect_timeout=2, silence_timeout=60)
-    try:
-        yield backend
-    finally:
-        await backend.close()
-
-
 async def verdict_of(
     handle: EngineHandle,
     *,
@@ -53,6 +42,7 @@ async def verdict_of(
     slot_dir: Path | None = None,
     files: MemoryFiles | None = None,
 ) -> Verdict:
+    """One probing over connections of its own."""
     async with driver(handle.url) as backend:
         return await probe(
             backend,
@@ -82,7 +72,8 @@ async def test_recommended_flags_are_exclusive(
 
 async def test_one_slot_and_a_shared_pool(engine: EngineFactory, tiny_model: Path) -> None:
     """A single slot is exclusive; a pool shared by several is too, with advice; their states fit
-    each other (both have one stream), so they share a fingerprint."""
+    each other (both have one stream), so they share a fingerprint.
+    """
     single = await verdict_of(engine(tiny_model, slots=1), slots=(0,))
     shared = await verdict_of(engine(tiny_model, unified=True))
     assert single.mode is shared.mode is Mode.EXCLUSIVE

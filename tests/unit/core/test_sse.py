@@ -90,13 +90,15 @@ def test_bare_cr_is_not_held_back() -> None:
 def test_pending_until_the_blank_line() -> None:
     """Bytes of an unfinished event show, and are gone once it is whole."""
     parser = Parser()
-    assert not parser.pending
-    assert parser.feed(b"data: x\n") == []
-    assert parser.pending
-    assert parser.feed(b"\ndata: y") == [Event(b"x", b"data: x\n\n", comment_only=False)]
-    assert parser.pending
-    assert len(parser.feed(b"\n\n")) == 1
-    assert not parser.pending
+    seen = [(b"", 0, parser.pending)]
+    chunks = (b"data: x\n", b"\ndata: y", b"\n\n")
+    seen += [(chunk, len(parser.feed(chunk)), parser.pending) for chunk in chunks]
+    assert seen == [
+        (b"", 0, False),
+        (b"data: x\n", 0, True),
+        (b"\ndata: y", 1, True),
+        (b"\n\n", 1, False),
+    ]
 
 
 def test_limit_on_one_event() -> None:

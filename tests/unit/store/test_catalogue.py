@@ -235,7 +235,7 @@ def test_a_corrupt_database_is_moved_aside(folder: Path, ruin: object) -> None:
 def test_a_database_of_another_shape_is_moved_aside(folder: Path) -> None:
     """Tables diskcache cannot live with are a corrupt catalogue, too."""
     folder.mkdir()
-    tamper(folder, "CREATE TABLE Cache (nothing)")
+    tamper(folder, "CREATE TABLE Cache (other)")
     catalogue = Catalogue(folder)
     assert catalogue.open() == "cache.db.corrupt-0"
     catalogue.close()
