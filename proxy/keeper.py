@@ -127,13 +127,13 @@ class Saver:
             self._scheduler.tick()
 
     async def save_all(self) -> None:
-        """At the end: whatever is worth it; a fault in one is no reason to lose the rest."""
-        for slot in list(self._scheduler.table):
-            if slot.content is not None and self._unsaved(slot.content):
-                try:
+        """At the end: whatever is worth it, as long as the backend is there."""
+        try:
+            for slot in self._scheduler.table:
+                if slot.content is not None and self._unsaved(slot.content):
                     await self._save(slot.index)
-                except SlotkeeperError as error:
-                    log.warning("drain.unsaved", slot=slot.index, why=error.message)
+        except SlotkeeperError as error:
+            log.warning("drain.unsaved", why=error.message)
         await self._transfer.remember()
 
 

@@ -108,7 +108,7 @@ class ChatAnswer(_Assembled):
             delta = choice.get("delta") or {}
             for name, value in delta.items():
                 if name == "tool_calls":
-                    self._merge(value or ())
+                    self._merge(value or [])
                 elif name != "role" and isinstance(value, str):
                     self._text.setdefault(name, []).append(value)
             if choice.get("finish_reason") is not None:

@@ -13,8 +13,8 @@ _SPACE = b" \t\r\n"
 def splice(raw: bytes, fields: Mapping[str, Any]) -> bytes:
     """Put ``fields`` before the closing brace of ``raw``, the bytes of a valid JSON object.
 
-    A name that ``raw`` has already is overridden: of duplicate names llama-server's parser takes the
-    last (``tests/real/test_equality.py``). Without fields, ``raw`` itself is returned. Raises
+    A name that ``raw`` has already is overridden: of duplicate names llama-server's parser takes
+    the last (``tests/real/test_equality.py``). Without fields, ``raw`` itself is returned. Raises
     ``ValueError`` when ``raw`` is no object.
     """
     if not fields:

@@ -14,8 +14,10 @@ from proxy.core.records import Prompt
 
 
 class Unreadable(ValueError):  # noqa: N818 - no error: the backend may well read it
-    """A body that this proxy's JSON parser refuses and llama-server's accepts (very deep, a byte
-    order mark, bytes after a NUL): pass it on untouched, as a request that can name no slot.
+    """A body that this proxy's JSON parser refuses and llama-server's accepts.
+
+    Very deep, a byte order mark, bytes after a NUL: pass it on untouched, as a request that can
+    name no slot.
     """
 
 
@@ -85,8 +87,10 @@ class Dialect(Protocol):
     """One client API."""
 
     def parse(self, raw: bytes) -> Call:
-        """Raises ``BadRequestError`` on what the backend would refuse too, ``Unreadable`` on what
-        only the backend can read; unknown fields are kept.
+        """Read a request; unknown fields are kept.
+
+        Raises ``BadRequestError`` where the backend would refuse too, ``Unreadable`` where only
+        the backend can read it.
         """
 
     def prompt(self, call: Call, namespace: bytes) -> Prompt:
@@ -96,14 +100,17 @@ class Dialect(Protocol):
         """The body to send: the client's bytes with the few injected fields spliced in."""
 
     def filter(self, call: Call, ping_id: str = "", created: int = 0) -> EventFilter:
-        """``ping_id`` and ``created`` (unix seconds) are for pings sent before the backend's own
+        """For clients that stream.
+
+        ``ping_id`` and ``created`` (unix seconds) are for pings sent before the backend's own
         values are known; a ping that used ``ping_id`` makes it the id of the whole answer.
         """
 
-    def assembler(self, call: Call) -> Assembler:
+    def assembler(self, call: Call, /) -> Assembler:
         """For clients that do not, when ``call.streamable``."""
 
-    def rendered(self, call: Call) -> tuple[str, Any]:
-        """How to learn the exact tokens: ``("render", body)``, ``("text", str)``,
-        ``("tokens", list)`` or ``("none", None)``.
+    def rendered(self, call: Call, /) -> tuple[str, Any]:
+        """How to learn the exact tokens.
+
+        ``("render", body)``, ``("text", str)``, ``("tokens", list)`` or ``("none", None)``.
         """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -21,6 +24,9 @@ from proxy.errors import (
     UnsupportedMediaError,
 )
 from proxy.telemetry import logs
+
+REQUEST_ID = web.RequestKey("request_id", str)
+_BEGUN = web.RequestKey("begun", bool)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -61,13 +67,13 @@ def json_response(
 
 @web.middleware
 async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Sets ``request["request_id"]``; turns exceptions into answers.
+    """Sets ``request[REQUEST_ID]``; turns exceptions into answers.
 
     Cancellation passes through. An error after the answer has begun cuts the connection: appended
     to a stream, an envelope would look like a complete answer.
     """
-    request["request_id"] = logs.request_id(request.headers.get("X-Request-Id"))
-    with structlog.contextvars.bound_contextvars(request_id=request["request_id"]):
+    request[REQUEST_ID] = logs.request_id(request.headers.get("X-Request-Id"))
+    with structlog.contextvars.bound_contextvars(request_id=request[REQUEST_ID]):
         try:
             return await handler(request)
         except SlotkeeperError as error:
@@ -89,15 +95,26 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
                 )
             )
             _log.exception("unexpected error", method=request.method, error=type(error).__name__)
-    if request.get("begun") and request.transport is not None:
-        request.transport.abort()
+    if request.get(_BEGUN):
+        _cut(request)
     return answer
 
 
+def _cut(request: web.Request) -> None:
+    """Reset the connection: to a reader "until close" an orderly end would be the end."""
+    transport = request.transport
+    connection = transport.get_extra_info("socket") if transport is not None else None
+    if transport is not None and connection is not None:
+        layout = "hh" if sys.platform == "win32" else "ii"
+        linger = struct.pack(layout, 1, 0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        transport.abort()
+
+
 async def _stamp(request: web.Request, response: web.StreamResponse) -> None:
-    request["begun"] = True
-    if "request_id" in request:
-        response.headers["X-Request-Id"] = request["request_id"]
+    request[_BEGUN] = True
+    if REQUEST_ID in request:
+        response.headers["X-Request-Id"] = request[REQUEST_ID]
 
 
 def _refusal(error: SlotkeeperError, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -37,6 +37,7 @@ _SAFE = frozenset({"GET", "HEAD"})
 _STATEFUL = re.compile(
     r"(^|/)(slots/[^/]+|props|lora-adapters|models(/load|/unload)?|v1/streams?(/.*)?)$"
 )
+_KEY_TAKEN = web.RequestKey("key_taken", bool)
 _KEY_HEADERS = frozenset({"authorization", "x-api-key"})
 
 
@@ -67,7 +68,7 @@ def gate(rules: GateRules) -> Middleware:
 
 def client_headers(request: web.Request) -> list[tuple[str, str]]:
     """The client's headers without a key that was meant for the proxy itself."""
-    taken = _KEY_HEADERS if request.get("key_taken") else frozenset()
+    taken = _KEY_HEADERS if request.get(_KEY_TAKEN) else frozenset()
     return [(name, value) for name, value in request.headers.items() if name.lower() not in taken]
 
 
@@ -169,11 +170,11 @@ def _plain_path(request: web.Request) -> str:
 
 
 def _keys(request: web.Request, rules: GateRules) -> None:
-    """Whose request is it, and may they? Sets ``request["key_taken"]``."""
+    """Whose request is it, and may they? Notes whether the key was ours."""
     stateful = request.method not in {*_SAFE, "OPTIONS"} and _STATEFUL.search(_plain_path(request))
-    request["key_taken"] = bool(rules.keys or stateful)
+    request[_KEY_TAKEN] = bool(rules.keys or stateful)
     if _is_own(request):
-        request["key_taken"] = True
+        request[_KEY_TAKEN] = True
         if request.raw_path.partition("?")[0] not in OPEN:
             _admin(request, rules)
     elif stateful:

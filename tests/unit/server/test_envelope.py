@@ -20,7 +20,7 @@ from proxy.errors import (
     SlotkeeperError,
     UnauthorizedError,
 )
-from proxy.server.envelope import install, json_response
+from proxy.server.envelope import REQUEST_ID, install, json_response
 
 Client = TestClient[web.Request, web.Application]
 Serve = Callable[[Callable[[web.Request], Awaitable[web.StreamResponse]]], Awaitable[Client]]
@@ -134,7 +134,7 @@ async def test_request_id(serve: Serve) -> None:
     seen: list[str] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        seen.append(request["request_id"])
+        seen.append(request[REQUEST_ID])
         if request.method == "PUT":
             raise OverloadedError("no")
         response = web.StreamResponse(headers={"X-Request-Id": "the backend's own"})
@@ -167,7 +167,7 @@ async def test_error_after_the_beginning(serve: Serve, version: str) -> None:
     async with connected(client) as (reader, writer):
         writer.write(f"GET /x HTTP/{version}\r\nHost: localhost\r\n\r\n".encode())
         head = await reader.readuntil(b"data: 1\n\n")
-        assert head.startswith(b"HTTP/1.1 200")
+        assert head.startswith(f"HTTP/{version} 200".encode())
         broken.set()
         with pytest.raises(ConnectionResetError):
             await reader.read()

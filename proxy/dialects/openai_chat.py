@@ -1,0 +1,78 @@
+"""``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from proxy.core.assemble import ChatAnswer
+from proxy.core.conversation import has_media, segments
+from proxy.core.prefix import segment_chain
+from proxy.core.records import Prompt
+from proxy.dialects import body as bodies
+from proxy.dialects.base import Assembler, Call, EventFilter
+from proxy.dialects.stream import ChatFilter
+from proxy.errors import BadRequestError
+
+# What a template may render beside the messages, and what only changes the prompt's end.
+_TEMPLATE = (
+    "chat_template_kwargs", "json_schema", "parallel_tool_calls", "reasoning_effort",
+    "response_format", "tool_choice", "tools",
+)  # fmt: skip
+_END = ("add_generation_prompt", "continue_final_message")
+
+
+class OpenAIChat:
+    """Messages in, a ``chat.completion`` out."""
+
+    def parse(self, raw: bytes) -> Call:
+        """See ``Dialect``."""
+        body = bodies.read(raw)
+        if "messages" not in body:
+            raise BadRequestError("'messages' is required.")
+        messages = body["messages"]
+        if not isinstance(messages, list):
+            raise BadRequestError("'messages' must be a list.")
+        media = has_media(messages)
+        call = bodies.call(
+            raw, body, several=False, streamable=not _continues(body), known=not media
+        )
+        return replace(call, extra={**call.extra, "media": media})
+
+    def prompt(self, call: Call, namespace: bytes) -> Prompt:
+        """See ``Dialect``. The first segment is what the template renders beside the messages."""
+        body = call.body
+        head = orjson.dumps([body.get(name) for name in _TEMPLATE])
+        seed = bodies.prompt_seed(call, namespace)
+        chain, ends = segment_chain(seed, [head, *segments(body["messages"])])
+        return Prompt(seed, chain, ends, ends[-1])
+
+    def upstream(self, call: Call, slot: int | None) -> bytes:
+        """See ``Dialect``."""
+        return bodies.upstream(call, slot, usage=True)
+
+    def filter(self, call: Call, ping_id: str = "", created: int = 0) -> EventFilter:
+        """See ``Dialect``."""
+        own = bodies.own_progress(call)
+        return ChatFilter(own_progress=own, ping_id=ping_id, created=created, model=call.model)
+
+    def assembler(self, _call: Call, /) -> Assembler:
+        """See ``Dialect``."""
+        return ChatAnswer()
+
+    def rendered(self, call: Call, /) -> tuple[str, Any]:
+        """See ``Dialect``. The body has only what ``/apply-template`` needs: it refuses more."""
+        if call.extra["media"]:
+            return "none", None
+        names = ("messages", *_TEMPLATE, *_END)
+        return "render", {name: call.body[name] for name in names if name in call.body}
+
+
+def _continues(body: dict[str, Any]) -> bool:
+    """The answer begins with the client's last message, which is in no event of the stream."""
+    messages = body["messages"]
+    last = messages[-1] if messages else None
+    assistant = isinstance(last, dict) and last.get("role") == "assistant"
+    return assistant or bool(body.get("continue_final_message"))

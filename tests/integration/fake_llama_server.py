@@ -1,0 +1,333 @@
+"""A programmable llama-server in this process: real sockets, real state files, faults on demand.
+
+    async with FakeLlamaServer(folder) as fake:
+        stall = fake.fail("stall", on="/v1/chat/completions", at="progress")
+        ...
+        await stall.hit.wait()      # the request has come this far
+        stall.release.set()         # and may go on
+
+Nothing sleeps: ``fake.go`` holds every computing step while it is cleared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import orjson
+from aiohttp import web
+
+from proxy.core import slotfile
+from tests.integration import fake_engine
+from tests.integration.fake_engine import FakeEngine, FakeSlot
+from tests.state_files import state_bytes
+
+Kind = Literal["stall", "reset", "cut", "error", "bad-json", "lie", "die"]
+At = Literal["headers", "progress", "stream"]
+MODEL = "fake-model"
+NO_STATE = "Unable to restore slot: No available space in KV cache or invalid slot save file"
+
+
+@dataclass
+class Fault:
+    """Strikes requests whose path and query begin with ``on`` (an action: ``"save"``).
+
+    stall: waits for ``release``. reset: the connection breaks. cut: it breaks within a chunk.
+    error: an answer with ``status`` (503: "Loading model"). bad-json: 200 and no JSON. lie: a
+    restore that says it worked and did nothing, a save that wrote less than it says. die: the
+    whole server is gone. ``at``: before the answer's headers, after the first progress event,
+    after the first token.
+    """
+
+    kind: Kind
+    on: str = ""
+    at: At = "headers"
+    times: int = 1
+    status: int = 500
+    hit: asyncio.Event = field(default_factory=asyncio.Event)
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass
+class Seen:
+    """One request as it arrived. ``cancelled``: its client left before the answer's end."""
+
+    method: str
+    target: str
+    headers: list[tuple[str, str]]
+    body: bytes = b""
+    slot: int | None = None
+    cancelled: bool = False
+    done: bool = False
+
+    @property
+    def json(self) -> Any:
+        """The body, parsed."""
+        return orjson.loads(self.body)
+
+
+class FakeLlamaServer:
+    """See the module. Attributes may be changed at any time; ``engine`` is the running process."""
+
+    def __init__(
+        self, slot_dir: Path | None, *, key: str | None = None, **engine: Any
+    ) -> None:
+        """``slot_dir`` None: started without --slot-save-path. ``engine``: see ``FakeEngine``."""
+        self.slot_dir = slot_dir
+        self.key = key
+        self.loading = False
+        self.lora: list[dict[str, Any]] = []
+        self.window = False  # states have a second section, as sliding-window models write them
+        self.go = asyncio.Event()
+        self.go.set()
+        self.faults: list[Fault] = []
+        self.requests: list[Seen] = []
+        self.script: Callable[[Any], list[str]] | None = None
+        self.port = 0
+        self._settings = engine
+        self._changed = asyncio.Event()
+        self._runner: web.AppRunner | None = None
+        self.engine = FakeEngine(**engine)
+        self.marker = ""
+
+    # Life
+
+    @property
+    def url(self) -> str:
+        """Base URL without a slash at the end; stays over restarts."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.die()
+
+    async def start(self, **changes: Any) -> None:
+        """A new process on the same port; ``changes`` to its engine's settings stay."""
+        self._settings |= changes
+        self.engine = FakeEngine(**self._settings)
+        self.marker = f"<__media_{secrets.token_hex(16)}__>"
+        app = web.Application(middlewares=[self._entry], client_max_size=2**28)
+        app.router.add_route("*", "/{path:.*}", self._route)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=0
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def die(self) -> None:
+        """As kill -9 does: every connection breaks, the port is closed, all slots are lost."""
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return
+        assert runner.server is not None
+        for connection in list(runner.server.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        await runner.cleanup()
+
+    async def restart(self, **changes: Any) -> None:
+        """Die and come back."""
+        await self.die()
+        await self.start(**changes)
+
+    # What tests ask and say
+
+    def fail(self, kind: Kind, **fault: Any) -> Fault:
+        """Arm a fault; see ``Fault``."""
+        self.faults.append(Fault(kind, **fault))
+        return self.faults[-1]
+
+    def seen(self, on: str) -> list[Seen]:
+        """Requests whose target begins so, or whose action is this."""
+        return [one for one in self.requests if _matches(one.target, on)]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until it holds; looked at whenever a request begins, ends or uses a slot."""
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    # Requests
+
+    @web.middleware
+    async def _entry(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        seen = Seen(request.method, request.path_qs, list(request.headers.items()))
+        self.requests.append(seen)
+        self._changed.set()
+        request["seen"] = seen
+        try:
+            seen.body = await request.read()
+            refusal = self._refuse(request)
+            if refusal is None:
+                refusal = await self._strike(request, "headers")
+            answer: web.StreamResponse = refusal or await handler(request)
+        except (asyncio.CancelledError, ConnectionError):
+            seen.cancelled = True
+            raise
+        else:
+            return answer
+        finally:
+            seen.done = True
+            self._changed.set()
+
+    def _refuse(self, request: web.Request) -> web.Response | None:
+        if self.loading:
+            return _error(503, "Loading model", "unavailable_error")
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        given = request.headers.get("X-Api-Key", given)
+        if self.key is not None and given != self.key and request.path != "/health":
+            return _error(401, "Invalid API Key", "authentication_error")
+        return None
+
+    def _take(self, request: web.Request, at: At, *kinds: Kind) -> Fault | None:
+        for fault in self.faults:
+            if fault.at == at and fault.kind in kinds and _matches(request.path_qs, fault.on):
+                fault.times -= 1
+                if not fault.times:
+                    self.faults.remove(fault)
+                fault.hit.set()
+                return fault
+        return None
+
+    async def _strike(self, request: web.Request, at: At) -> web.Response | None:
+        fault = self._take(request, at, "stall", "reset", "cut", "error", "bad-json", "die")
+        if fault is None:
+            return None
+        if fault.kind == "stall":
+            await fault.release.wait()
+            return None
+        if fault.kind == "error":
+            loading = fault.status == 503
+            return _error(fault.status, "Loading model" if loading else "it broke", "server_error")
+        if fault.kind == "bad-json":
+            return web.Response(body=b'{"never": ', content_type="application/json")
+        transport = request.transport
+        assert transport is not None
+        if fault.kind == "cut":
+            head = b"" if at != "headers" else b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+            transport.write(head + b"ff\r\ndata: {")  # type: ignore[attr-defined]  # a socket's
+            transport.close()
+        elif fault.kind == "reset":
+            transport.abort()  # type: ignore[attr-defined]  # a socket's
+        else:
+            asyncio.get_running_loop().call_soon(self._dying, asyncio.create_task(self.die()))
+        raise ConnectionResetError
+
+    def _dying(self, task: asyncio.Task[None]) -> None:
+        """Keep the task that kills the server alive until it has."""
+        self._grave = task
+
+    async def _route(self, request: web.Request) -> web.StreamResponse:
+        key = f"{request.method} {request.path.removeprefix('/v1')}"
+        simple = {
+            "GET /health": lambda: {"status": "ok"},
+            "GET /props": self._props,
+            "GET /models": self._models,
+            "GET /slots": self._slots,
+            "GET /lora-adapters": lambda: self.lora,
+        }.get(key)
+        if simple is not None:
+            return _json(simple())
+        if key.startswith("POST /slots/"):
+            return await self._action(request)
+        if request.method != "POST":
+            return _error(404, "File Not Found", "not_found_error")
+        try:
+            body = request["seen"].json
+        except orjson.JSONDecodeError:
+            return _error(400, "parse error", "invalid_request_error")
+        match key.removeprefix("POST "):
+            case "/tokenize":
+                return _json({"tokens": fake_engine.tokenize(body["content"])})
+            case "/apply-template":
+                return _json({"prompt": fake_engine.render(body)})
+            case "/chat/completions":
+                if "messages" not in body:
+                    return _error(400, "'messages' is required", "invalid_request_error")
+                return await self._complete(request, body, "chat")
+            case "/completions":
+                kind = "text" if request.path.startswith("/v1") else "native"
+                return await self._complete(request, body, kind)
+            case "/completion" | "/infill":
+                return await self._complete(request, body, "native")
+            case "/embeddings":
+                async with self._slot(request, -1, []) as slot:
+                    slot.tokens = []
+                    return _json({"object": "list", "data": [{"embedding": [0.0], "index": 0}]})
+        return _error(404, "File Not Found", "not_found_error")
+
+    def _props(self) -> dict[str, Any]:
+        return {
+            "default_generation_settings": {"n_ctx": self.engine.n_ctx, "params": {}},
+            "total_slots": self.engine.n_slots,
+            "model_alias": MODEL,
+            "model_ftype": "F16",
+            "model_path": "/models/fake.gguf",
+            "modalities": {"vision": False, "audio": False},
+            "media_marker": self.marker,
+            "chat_template": "chatml",
+            "build_info": "b0-fake",
+            "is_sleeping": False,
+        }
+
+    def _models(self) -> dict[str, Any]:
+        meta = {"vocab_type": 2, "n_vocab": fake_engine.N_VOCAB, "n_ctx_train": 8192}
+        meta |= {"n_embd": 8, "n_params": 1000, "size": 2000}
+        return {"object": "list", "data": [{"id": MODEL, "object": "model", "meta": meta}]}
+
+    def _slots(self) -> list[dict[str, Any]]:
+        rows = []
+        for slot in self.engine.slots:
+            row: dict[str, Any] = {"id": slot.index, "n_ctx": self.engine.n_ctx}
+            row |= {"speculative": False, "is_processing": slot.busy}
+            if slot.id_task is not None:
+                row |= {"id_task": slot.id_task, "n_prompt_tokens": len(slot.tokens)}
+            rows.append(row)
+        return rows
+
+    # Slot actions
+
+    async def _action(self, request: web.Request) -> web.Response:
+        if self.slot_dir is None:
+            return _error(501, "This server does not support slots action", "not_supported_error")
+        index, action = int(request.path.rpartition("/")[2]), request.query.get("action")
+        async with self.engine.idle(index) as slot:
+            if action == "erase":
+                n, slot.tokens = len(slot.tokens), []
+                return _json({"id_slot": index, "n_erased": n})
+            name = request["seen"].json["filename"]
+            if "/" in name or ".." in name:
+                return _error(400, "Invalid filename", "invalid_request_error")
+            answer = {"id_slot": index, "filename": name}
+            lie = self._take(request, "headers", "lie") is not None
+            if action == "save":
+                data = state_bytes(
+                    slot.tokens, n_stream=self.engine.n_slots, slot=index, window=self.window
+                )
+                (self.slot_dir / name).write_bytes(data[:-1] if lie else data)
+                answer |= {"n_saved": len(slot.tokens), "n_written": len(data)}
+                return _json(answer | {"timings": {"save_ms": 0.5}})
+            slot.tokens = []  # a restore that fails leaves an empty slot (finding 9)
+            try:
+                data = (self.slot_dir / name).read_bytes()
+                state = slotfile.parse(lambda at, n: data[at : at + n], len(data))
+            except (OSError, slotfile.SlotFileError):
+                return _error(400, NO_STATE, "invalid_request_error")
+            if state.n_stream != self.engine.n_slots:
+                return _error(400, NO_STATE, "invalid_request_error")
+            slot.tokens, slot.useless = state.tokens.tolist(), lie
+            answer |= {"n_restored": len(slot.tokens), "n_read": len(data)}
+            return _json(answer | {"timings": {"restore_ms": 0.5}})

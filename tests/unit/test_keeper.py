@@ -1,0 +1,384 @@
+"""The background: judging the backend, idle saves, pre-warming, the drain."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from proxy.backends.base import Facts, Verdict
+from proxy.core.prefix import PrefixIndex
+from proxy.core.records import Mode, Snapshot
+from proxy.core.slots import Content, SlotState
+from proxy.errors import BackendTimeoutError, BackendUnreachableError, SlotkeeperError
+from proxy.keeper import RETRY_SECONDS, Keeper, Saver
+from proxy.scheduler import Scheduler
+from proxy.telemetry.metrics import Metrics
+from tests.unit.doubles import Clock, FakeBackend, FakeEffects
+from tests.unit.factories import chat, content, costs, need, snapshot
+
+PROVED = Verdict(Mode.EXCLUSIVE, "proved", fingerprint="f" * 32)
+REFUSED = Verdict(Mode.FORWARD, "the RAM cache is on", "start it with --cache-ram 0")
+
+
+@dataclass
+class FakeTransfer(FakeEffects):
+    """Effects with an index, as the saver sees them."""
+
+    index: PrefixIndex = field(default_factory=PrefixIndex)
+    adopted: list[str] = field(default_factory=list)
+    retired: bool = False
+    barring: frozenset[str] = frozenset()
+    remembered: bool = False
+    saves: bool = True
+
+    async def adopt(self, fingerprint: str) -> None:
+        """Recorded."""
+        self.adopted.append(fingerprint)
+
+    def barred(self, snapshot_id: str) -> bool:
+        """As the test says."""
+        return snapshot_id in self.barring
+
+    async def remember(self) -> None:
+        """Recorded."""
+        self.remembered = True
+
+    async def save(self, slot: int, content: Content) -> Content:
+        """Everything is saved, or nothing."""
+        after = await super().save(slot, content)
+        return after if self.saves else content
+
+
+class Bench:
+    """A keeper over two slots."""
+
+    def __init__(self, verdict: Verdict | None = PROVED, *, prewarm: bool = True) -> None:
+        self.clock = Clock()
+        self.backend = FakeBackend()
+        self.backend.occupy(0, 0)
+        self.transfer = FakeTransfer(costs())
+        self.metrics = Metrics()
+        self.scheduler = Scheduler(
+            self.backend,  # type: ignore[arg-type]
+            self.transfer,
+            self.metrics,
+            self.clock,
+            max_queue=8,
+            queue_timeout=60.0,
+        )
+        self.saver = Saver(
+            self.scheduler,
+            self.transfer,  # type: ignore[arg-type]
+            self.clock,
+            idle_seconds=3.0,
+            prewarm=prewarm,
+        )
+        self.verdict = verdict
+        self.probes = 0
+        self.error: SlotkeeperError | None = None
+        self.keeper = Keeper(
+            self.backend,  # type: ignore[arg-type]
+            self.scheduler,
+            self.saver,
+            self.metrics,
+            self.prober,
+        )
+
+    async def prober(self, facts: Facts) -> Verdict | None:
+        """As the test says."""
+        assert facts.instance == self.backend.name
+        self.probes += 1
+        if self.error is not None:
+            raise self.error
+        return self.verdict
+
+    def fill(self, slot: int, n_tokens: int, **other: object) -> None:
+        """The slot was used just now."""
+        made = content(chat(f"c{slot}"), n_tokens, used=self.clock.now)
+        self.scheduler.table.hold(slot, replace(made, **other))  # type: ignore[arg-type]
+
+
+async def test_a_proved_backend_is_driven_and_probed_once() -> None:
+    """The same instance is not probed again."""
+    bench = Bench()
+    for _ in range(3):
+        await bench.keeper.step()
+    assert bench.probes == 1
+    assert bench.scheduler.mode is Mode.EXCLUSIVE
+    assert len(bench.scheduler.table) == 2
+    assert bench.transfer.adopted == ["f" * 32]
+    assert bench.keeper.up
+
+
+async def test_an_unproved_backend_is_forwarded_to() -> None:
+    """With as many permits as it has slots, and the reason at hand."""
+    bench = Bench(REFUSED)
+    await bench.keeper.step()
+    await bench.keeper.step()
+    assert bench.probes == 1
+    assert bench.scheduler.mode is Mode.FORWARD
+    assert bench.scheduler.total_slots == 2
+    assert bench.keeper.verdict == REFUSED
+
+
+async def test_a_backend_that_cannot_be_judged_now_is_looked_at_again() -> None:
+    """All its slots were busy."""
+    bench = Bench(None)
+    await bench.keeper.step()
+    assert bench.scheduler.mode is Mode.FORWARD
+    bench.verdict = PROVED
+    await bench.keeper.step()
+    assert bench.scheduler.mode is Mode.EXCLUSIVE
+
+
+async def test_a_probe_that_breaks_off_is_tried_again_and_holds_nobody_up() -> None:
+    """The hold is given back."""
+    bench = Bench()
+    bench.error = BackendTimeoutError("slow")
+    await bench.keeper.step()
+    assert bench.scheduler.mode is Mode.FORWARD
+    async with bench.scheduler.lease(need(chat("q", tokens=range(5))), chat) as lease:  # type: ignore[arg-type]
+        assert lease.slot is None
+    bench.error = None
+    await bench.keeper.step()
+    assert bench.scheduler.mode is Mode.EXCLUSIVE
+
+
+async def test_nothing_is_probed_while_requests_run() -> None:
+    """A probe has the backend to itself, or does not happen."""
+    bench = Bench()
+    async with bench.scheduler.lease(need(chat("q", tokens=range(5))), chat):  # type: ignore[arg-type]
+        await bench.keeper.step()
+        assert bench.probes == 0
+    await bench.keeper.step()
+    assert bench.probes == 1
+
+
+async def test_another_instance_means_empty_slots_and_a_new_proof() -> None:
+    """Beliefs do not survive a restart of the backend."""
+    bench = Bench()
+    await bench.keeper.step()
+    bench.fill(0, 900)
+    bench.backend.name = "two"
+    await bench.keeper.step()
+    assert bench.probes == 2
+    assert bench.scheduler.table[0].content is None
+    assert b"backend_restarts_total 1.0" in bench.metrics.render()[0]
+
+
+async def test_a_backend_that_is_down_is_said_to_be_down() -> None:
+    """Requests are forwarded, and fail with the backend's error, until it is back."""
+    bench = Bench()
+    await bench.keeper.step()
+    bench.backend.down = True
+    await bench.keeper.step()
+    await bench.keeper.step()
+    assert not bench.keeper.up
+    assert bench.scheduler.mode is Mode.FORWARD
+    assert "does not answer" in bench.keeper.verdict.why
+    bench.backend.down = False
+    await bench.keeper.step()
+    assert bench.scheduler.mode is Mode.EXCLUSIVE
+
+
+async def test_a_lost_connection_wakes_the_keeper() -> None:
+    """It looks at once, not at the next tick."""
+    bench = Bench()
+    task = asyncio.get_running_loop().create_task(bench.keeper.run())
+    while bench.scheduler.mode is not Mode.EXCLUSIVE:
+        bench.backend.asked.clear()
+        await bench.backend.asked.wait()
+    bench.backend.asked.clear()
+    bench.scheduler.lost()
+    assert bench.scheduler.mode is Mode.FORWARD
+    await asyncio.wait_for(bench.backend.asked.wait(), 0.5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_idle_slot_is_saved_once() -> None:
+    """After a few seconds, when it is worth it, and not again while nothing changed."""
+    bench = Bench()
+    await bench.keeper.step()
+    bench.fill(0, 900)
+    bench.fill(1, 5)
+    await bench.keeper.step()
+    assert bench.transfer.done == []
+    bench.clock.now += 4
+    for _ in range(2):
+        await bench.keeper.step()
+    assert bench.transfer.done == [("save", 0)]
+    held = bench.scheduler.table[0].content
+    assert held is not None
+    assert held.n_saved == 900
+
+
+async def test_nothing_is_saved_that_may_not_be() -> None:
+    """The client said so, or the KV is no function of the tokens."""
+    bench = Bench()
+    await bench.keeper.step()
+    bench.fill(0, 900, storable=False)
+    bench.clock.now += 100
+    await bench.keeper.step()
+    await bench.keeper.drain(1.0)
+    assert bench.transfer.done == []
+
+
+async def test_a_save_that_comes_to_nothing_is_not_tried_every_second() -> None:
+    """A full disk is looked at again after a while."""
+    bench = Bench()
+    await bench.keeper.step()
+    bench.transfer.saves = False
+    bench.fill(0, 900)
+    bench.clock.now += 4
+    for _ in range(3):
+        await bench.keeper.step()
+    assert bench.transfer.done == [("save", 0)]
+    bench.clock.now += RETRY_SECONDS
+    await bench.keeper.step()
+    assert bench.transfer.done == [("save", 0)] * 2
+
+
+async def test_a_save_waits_for_running_answers_but_not_for_ever() -> None:
+    """It would stop every slot; unsaved work must not wait for hours either."""
+    bench = Bench()
+    await bench.keeper.step()
+    bench.fill(1, 900)
+    async with bench.scheduler.lease(need(chat("q", tokens=range(5))), chat) as lease:  # type: ignore[arg-type]
+        assert lease.slot == 0
+        bench.clock.now += 10
+        await bench.keeper.step()
+        assert bench.transfer.done == []
+        bench.clock.now += 60
+        await bench.keeper.step()
+        assert bench.transfer.done == [("save", 1)]
+
+
+async def test_a_slot_being_saved_belongs_to_nobody_else() -> None:
+    """A request that wants it waits for the save."""
+    bench = Bench()
+    await bench.keeper.step()
+    bench.fill(0, 900)
+    bench.clock.now += 4
+    bench.transfer.gate = asyncio.Event()
+    step = asyncio.get_running_loop().create_task(bench.keeper.step())
+    await bench.transfer.begun.wait()
+    assert bench.scheduler.table[0].state is SlotState.SAVING
+    bench.transfer.gate.set()
+    await step
+    assert bench.scheduler.table[0].state is SlotState.FREE
+
+
+async def test_a_backend_lost_while_saving_is_looked_at_again() -> None:
+    """The slot is freed and the mode is forward."""
+    bench = Bench()
+    await bench.keeper.step()
+    bench.fill(0, 900)
+    bench.clock.now += 4
+    bench.transfer.error = BackendUnreachableError("gone")
+    await bench.keeper.step()
+    assert bench.scheduler.mode is Mode.FORWARD
+    assert bench.scheduler.table[0].state is SlotState.FREE
+
+
+def stored(bench: Bench, *names: str) -> list[Snapshot]:
+    """Snapshots on disk, the first used last."""
+    made = [
+        snapshot([n * 1000 + i for i in range(200)], name, used=500.0 - n)
+        for n, name in enumerate(names)
+    ]
+    for state in made:
+        bench.transfer.index.add(state)
+    return made
+
+
+async def test_free_slots_are_warmed_with_what_was_used_last() -> None:
+    """Not with what is barred, and not more than there are slots."""
+    bench = Bench()
+    stored(bench, "bad", "b", "c", "d")
+    bench.transfer.barring = frozenset({"bad"})
+    await bench.keeper.step()
+    assert bench.transfer.done == [("restore", 0, "b"), ("restore", 1, "c")]
+    held = bench.scheduler.table[1].content
+    assert held is not None
+    assert (held.n_tokens, held.used) == (200, 498.0)
+
+
+@pytest.mark.parametrize("how", ["off", "retired", "refused"])
+async def test_nothing_is_warmed_when_it_should_not_be(how: str) -> None:
+    """Switched off; restores proved useless; or the backend refuses the state."""
+    bench = Bench(prewarm=how != "off")
+    bench.transfer.retired = how == "retired"
+    bench.transfer.restores = how != "refused"
+    stored(bench, "a")
+    await bench.keeper.step()
+    assert all(slot.content is None for slot in bench.scheduler.table)
+    assert all(slot.state is SlotState.FREE for slot in bench.scheduler.table)
+
+
+async def test_a_warm_up_that_takes_the_backend_down_stops() -> None:
+    """The others are not tried on the next instance's back."""
+    bench = Bench()
+    stored(bench, "a", "b")
+    bench.transfer.error = BackendUnreachableError("gone")
+    await bench.keeper.step()
+    assert bench.transfer.done == [("restore", 0, "a")]
+    assert bench.scheduler.mode is Mode.FORWARD
+
+
+async def test_the_drain_waits_for_answers_then_saves_all() -> None:
+    """And remembers what was learned."""
+    bench = Bench()
+    await bench.keeper.step()
+    bench.fill(1, 900)
+    async with bench.scheduler.lease(need(chat("q")), chat) as lease:  # type: ignore[arg-type]
+        drain = asyncio.get_running_loop().create_task(bench.keeper.drain(5.0))
+        while not bench.scheduler.draining:
+            await asyncio.sleep(0)
+        assert not drain.done()
+        bench.scheduler.observed(lease, 0, 800)
+        lease.finish(800)
+    await drain
+    assert bench.transfer.done == [("save", 0), ("save", 1)]
+    assert bench.transfer.remembered
+
+
+async def test_the_drain_does_not_wait_for_ever() -> None:
+    """What is unsaved is saved all the same."""
+    bench = Bench()
+    await bench.keeper.step()
+    bench.fill(1, 900)
+    async with bench.scheduler.lease(need(chat("q")), chat):  # type: ignore[arg-type]
+        await bench.keeper.drain(0.01)
+    assert bench.transfer.done == [("save", 1)]
+
+
+async def test_a_backend_that_is_gone_at_the_end_is_no_error() -> None:
+    """What was learned is remembered all the same."""
+    bench = Bench()
+    await bench.keeper.step()
+    bench.fill(0, 900)
+    bench.fill(1, 900)
+    bench.transfer.error = BackendUnreachableError("gone")
+    await bench.keeper.drain(1.0)
+    assert bench.transfer.done == [("save", 0)]
+    assert bench.transfer.remembered
+
+
+async def test_without_a_slot_directory_nothing_is_saved() -> None:
+    """The keeper only looks whether the backend is there."""
+    bench = Bench(REFUSED)
+    keeper = Keeper(
+        bench.backend,  # type: ignore[arg-type]
+        bench.scheduler,
+        None,
+        bench.metrics,
+        bench.prober,
+    )
+    await keeper.step()
+    await keeper.drain(1.0)
+    assert keeper.up
+    assert bench.transfer.done == []

@@ -1,0 +1,351 @@
+"""A state's two journeys, on a real store, with a backend that writes real state files."""
+
+from __future__ import annotations
+
+import errno
+from array import array
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from proxy.backends.base import StateIO
+from proxy.core.records import Prompt, Snapshot
+from proxy.core.retention import Limits
+from proxy.core.slots import Content
+from proxy.errors import (
+    BackendRefusedError,
+    BackendTimeoutError,
+    BackendUnreachableError,
+    SlotkeeperError,
+)
+from proxy.store.snapshots import SnapshotStore
+from proxy.telemetry.metrics import Metrics
+from proxy.transfer import DAY, Budget, Transfer
+from tests.state_files import state_bytes
+from tests.unit.doubles import Clock
+from tests.unit.factories import SEED, chat, content
+
+FINGERPRINT = "f" * 32
+GIB = 1024**3
+
+
+@dataclass
+class Engine:
+    """Saves and restores real files; errors come as the test says, one per call."""
+
+    staging: Path
+    slots: dict[int, array[int]] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+    save_error: SlotkeeperError | None = None
+    restore_errors: list[SlotkeeperError] = field(default_factory=list)
+    short: int = 0  # bytes the file lacks
+    lie: int = 0  # tokens a restore says it has less
+
+    async def save(self, slot: int, name: str) -> StateIO:
+        """Writes the file, like llama-server in place and without a sync."""
+        self.calls.append("save")
+        tokens = self.slots.get(slot, array("i"))
+        data = state_bytes(tokens)
+        (self.staging / name).write_bytes(data[: len(data) - self.short])
+        if self.save_error is not None:
+            raise self.save_error
+        return StateIO(len(tokens), len(data), 0.01)
+
+    async def erase(self, slot: int) -> None:
+        """Empty."""
+        self.calls.append("erase")
+        self.slots.pop(slot, None)
+
+    async def restore(self, slot: int, name: str) -> StateIO:
+        """Reads the file."""
+        self.calls.append("restore")
+        if self.restore_errors:
+            raise self.restore_errors.pop(0)
+        data = (self.staging / name).read_bytes()
+        tokens = array("i")
+        tokens.frombytes(data[24 : 24 + 4 * int.from_bytes(data[20:24], "little")])
+        self.slots[slot] = tokens
+        return StateIO(len(tokens) - self.lie, len(data), 0.01)
+
+
+@dataclass
+class Place:
+    """A transfer and what it works with."""
+
+    engine: Engine
+    store: SnapshotStore
+    transfer: Transfer
+    metrics: Metrics
+    clock: Clock
+
+    async def save(self, tokens: range | list[int], slot: int = 0) -> Content:
+        """A slot that holds these tokens, saved."""
+        self.engine.slots[slot] = array("i", tokens)
+        return await self.transfer.save(slot, content(chat("q"), len(tokens)))
+
+    def files(self) -> list[str]:
+        """Names in the staging folder."""
+        return sorted(p.name for p in self.engine.staging.iterdir() if p.is_file())
+
+    def count(self, series: str) -> bool:
+        """Whether the exposition has this line."""
+        return f"slotkeeper_{series}\n".encode() in self.metrics.render()[0]
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    """An empty store, adopted."""
+    staging = tmp_path / "slots"
+    staging.mkdir(mode=0o700)
+    store = SnapshotStore(staging, staging / "slotkeeper")
+    await store.open()
+    engine, metrics, clock = Engine(staging), Metrics(), Clock(1e9)
+    limits = Limits(max_bytes=GIB, max_files=10, max_age=1e6)
+    budget = Budget(keep_free=0, daily=GIB)
+    transfer = Transfer(engine, store, metrics, clock, limits, budget)  # type: ignore[arg-type]
+    await transfer.adopt(FINGERPRINT)
+    yield Place(engine, store, transfer, metrics, clock)
+    await store.close()
+
+
+def request(tokens: range | list[int]) -> Prompt:
+    """A prompt that is tokenised."""
+    return chat("q", tokens=tokens)
+
+
+async def test_a_saved_slot_is_found_and_restored(place: Place) -> None:
+    """Out and in again: the same tokens in another slot."""
+    after = await place.save(range(300))
+    assert (after.n_saved, after.n_tokens) == (300, 300)
+    ((found, n),) = place.transfer.matches(request(range(310)))
+    assert (n, found.seed) == (300, SEED)
+    place.engine.calls.clear()
+    assert await place.transfer.restore(1, found)
+    assert place.engine.calls == ["erase", "restore"]
+    assert list(place.engine.slots[1]) == list(range(300))
+    assert place.files() == []
+    newer = place.transfer.index.get(found.id)
+    assert newer is not None
+    assert newer.restores == 1
+
+
+async def test_what_a_longer_state_covers_is_deleted_at_once(place: Place) -> None:
+    """A conversation has one snapshot, a branch has its own."""
+    await place.save(range(300))
+    await place.save(range(400))
+    await place.save([*range(200), *range(5000, 5100)])
+    assert sorted(s.n_tokens for s in place.transfer.index) == [300, 400]
+    assert place.count('evictions_total{cause="superseded"} 1.0')
+
+
+async def test_a_short_file_is_never_published(place: Place) -> None:
+    """The backend says 200 and the file lacks a byte: gone, counted, nothing in the index."""
+    place.engine.short = 1
+    before = content(chat("q"), 300)
+    place.engine.slots[0] = array("i", range(300))
+    assert await place.transfer.save(0, before) is before
+    assert len(place.transfer.index) == 0
+    assert place.files() == []
+    assert place.count('saves_total{outcome="failed"} 1.0')
+
+
+@pytest.mark.parametrize(
+    "error", [BackendRefusedError("no", answer=500), BackendTimeoutError("slow")]
+)
+async def test_a_save_the_backend_refuses_costs_only_the_save(
+    place: Place, error: SlotkeeperError
+) -> None:
+    """The left-over file is removed."""
+    place.engine.save_error = error
+    after = await place.save(range(300))
+    assert after.n_saved == 0
+    assert place.files() == []
+
+
+async def test_a_backend_that_dies_while_saving_is_reported(place: Place) -> None:
+    """Nothing is left over, the caller learns that the backend is gone."""
+    place.engine.save_error = BackendUnreachableError("gone")
+    with pytest.raises(BackendUnreachableError):
+        await place.save(range(300))
+    assert place.files() == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "budget"),
+    [
+        (Limits(max_bytes=10, max_files=10, max_age=1e6), Budget(0, GIB)),
+        (Limits(max_bytes=GIB, max_files=10, max_age=1e6), Budget(0, 10)),
+        (Limits(max_bytes=GIB, max_files=10, max_age=1e6), Budget(2**62, GIB)),
+    ],
+)
+async def test_no_save_beyond_the_limits(place: Place, limits: Limits, budget: Budget) -> None:
+    """Too large for the store, the day's writes used up, or the disk nearly full."""
+    place.transfer._limits, place.transfer._budget = limits, budget
+    after = await place.save(range(300))
+    assert after.n_saved == 0
+    assert place.engine.calls == []
+    assert place.count('saves_total{outcome="refused"} 1.0')
+
+
+async def test_the_write_budget_is_of_one_day(place: Place) -> None:
+    """Tomorrow there is a new one, and a restart does not renew it."""
+    size = len(state_bytes(range(300)))
+    place.transfer._budget = Budget(0, size + 10)
+    for n in range(5):
+        place.transfer.costs.observe_size(300, size)
+        await place.save([n * 1000 + i for i in range(300)])
+    assert len(place.transfer.index) == 1
+    await place.transfer.remember()
+    again = Transfer(
+        place.engine,  # type: ignore[arg-type]
+        place.store,
+        place.metrics,
+        place.clock,
+        place.transfer._limits,
+        place.transfer._budget,
+    )
+    await again.adopt(FINGERPRINT)
+    place.engine.slots[0] = array("i", range(7000, 7300))
+    assert (await again.save(0, content(chat("q"), 300))).n_saved == 0
+    place.clock.now += DAY
+    assert (await again.save(0, content(chat("q"), 300))).n_saved == 300
+
+
+async def test_the_least_useful_goes_when_there_are_too_many(place: Place) -> None:
+    """Limits hold after every save, and never at the cost of the new one."""
+    place.transfer._limits = Limits(max_bytes=GIB, max_files=3, max_age=1e6)
+    for n in range(5):
+        place.clock.now += 100
+        await place.save([n * 1000 + i for i in range(300)])
+        assert len(place.transfer.index) <= 3
+    assert place.transfer.matches(request([4000 + i for i in range(300)]))
+    assert place.store.usage()[1] == 3
+
+
+async def test_a_changed_file_is_not_handed_to_the_backend(place: Place) -> None:
+    """One flipped bit: removed, counted, the backend is not asked."""
+    await place.save(range(300))
+    (found,) = list(place.transfer.index)
+    path = next(place.engine.staging.glob("slotkeeper/*/" + found.id + ".kv"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    place.engine.calls.clear()
+    assert not await place.transfer.restore(1, found)
+    assert place.engine.calls == []
+    assert len(place.transfer.index) == 0
+
+
+async def test_a_refused_restore_is_tried_once_more(place: Place) -> None:
+    """A full pool looks like a bad file."""
+    await place.save(range(300))
+    (found,) = list(place.transfer.index)
+    place.engine.restore_errors = [BackendRefusedError("no space", answer=400)]
+    place.engine.calls.clear()
+    assert await place.transfer.restore(1, found)
+    assert place.engine.calls == ["erase", "restore"] * 2
+
+
+@pytest.mark.parametrize("answers", [[400, 400], [500]])
+async def test_what_this_instance_refuses_is_not_offered_again(
+    place: Place, answers: list[int]
+) -> None:
+    """Not deleted either: the next instance may take it."""
+    await place.save(range(300))
+    (found,) = list(place.transfer.index)
+    place.engine.restore_errors = [BackendRefusedError("no", answer=code) for code in answers]
+    assert not await place.transfer.restore(1, found)
+    assert place.transfer.matches(request(range(310))) == ()
+    assert len(place.transfer.index) == 1
+    await place.transfer.adopt(FINGERPRINT)
+    assert place.transfer.matches(request(range(310)))
+
+
+async def test_a_restore_with_another_number_of_tokens_is_no_restore(place: Place) -> None:
+    """The backend's own count must agree."""
+    await place.save(range(300))
+    (found,) = list(place.transfer.index)
+    place.engine.lie = 1
+    assert not await place.transfer.restore(1, found)
+
+
+async def test_a_file_that_took_the_backend_down_is_quarantined(
+    place: Place, tmp_path: Path
+) -> None:
+    """Also after a restart of the proxy: no crash loops."""
+    await place.save(range(300))
+    (found,) = list(place.transfer.index)
+    place.engine.restore_errors = [BackendUnreachableError("gone")]
+    with pytest.raises(BackendUnreachableError):
+        await place.transfer.restore(1, found)
+    assert place.transfer.barred(found.id)
+    assert place.files() == []
+    await place.store.close()
+    again = SnapshotStore(tmp_path / "slots", tmp_path / "slots" / "slotkeeper")
+    await again.open()
+    assert again.quarantined(found.id)
+    await again.close()
+    place.store = again
+
+
+async def test_three_restores_in_vain_retire_restoring(place: Place) -> None:
+    """Counted against the engine's own figure; a good one starts the count anew."""
+    await place.save(range(300))
+    judge = place.transfer.judge
+    assert judge(300, 299)
+    assert not judge(300, 0)
+    assert not judge(300, 10)
+    assert judge(300, 300)
+    assert not place.transfer.retired
+    assert [judge(300, 0) for _ in range(3)] == [False] * 3
+    assert place.transfer.retired
+    assert place.transfer.matches(request(range(310))) == ()
+    await place.transfer.remember()
+    place.transfer.fingerprint = ""
+    await place.transfer.adopt(FINGERPRINT)
+    assert place.transfer.retired
+
+
+async def test_another_fingerprint_has_snapshots_of_its_own(place: Place) -> None:
+    """Wrong-model guard: nothing crosses."""
+    await place.save(range(300))
+    await place.transfer.adopt("e" * 32)
+    assert place.transfer.matches(request(range(310))) == ()
+    await place.transfer.adopt(FINGERPRINT)
+    assert place.transfer.matches(request(range(310)))
+
+
+async def test_another_api_key_finds_nothing(place: Place) -> None:
+    """The seed is part of the look-up."""
+    await place.save(range(300))
+    assert place.transfer.matches(replace(request(range(310)), seed=b"other")) == ()
+    assert place.transfer.matches(chat("q")) == ()
+
+
+async def test_a_store_whose_disk_fails_costs_only_time(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Save, delete, touch and clean-up errors are logged; requests never see them."""
+    await place.save(range(300))
+    (found,) = list(place.transfer.index)
+
+    async def broken(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    for name in ("touch", "unstage", "delete", "discard"):
+        monkeypatch.setattr(place.store, name, broken)
+    assert await place.transfer.restore(1, found)
+    after = await place.save(range(400))
+    assert after.n_saved == 400
+    place.engine.save_error = BackendRefusedError("no", answer=500)
+    assert (await place.save(range(500))).n_saved == 0
+    monkeypatch.setattr(place.store, "free_bytes", broken)
+    assert (await place.save(range(500))).n_saved == 0
+
+
+def test_snapshots_do_not_show_their_tokens() -> None:
+    """A log line with a snapshot in it holds no prompt."""
+    state = Snapshot("i", "f", b"s", array("i", [4711]), 1, 1, "0", 0.0, 0.0, 0.0)
+    assert "4711" not in repr(state)
