@@ -23,6 +23,7 @@ from proxy.core.records import Prompt, Reason
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import Unreadable
 from proxy.errors import BackendUnreachableError, SlotkeeperError
+from proxy.server.envelope import REQUEST_ID
 from proxy.server.relay import OK, Client, Relay, passed, without
 from proxy.telemetry.history import Decision
 from proxy.telemetry.metrics import PathClass, Where
@@ -60,7 +61,7 @@ class Exchange:
     def __init__(self, request: web.Request, dialect: Dialect, call: Call, now: float) -> None:
         """``now``: unix seconds."""
         self.request = request
-        self.request_id: str = request["request_id"]
+        self.request_id: str = request[REQUEST_ID]
         self.dialect = dialect
         self.call = call
         self.started = now

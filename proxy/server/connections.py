@@ -22,13 +22,15 @@ class HeaderDeadline:
         """``seconds``: the deadline; a connection may live half as long again."""
         self._seconds = seconds
         self._heard: set[object] = set()
-        self.heard = web.middleware(self._hear)
 
-    async def _hear(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        self._heard.add(request.protocol)
-        return await handler(request)
+        @web.middleware
+        async def heard(
+            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        ) -> web.StreamResponse:
+            self._heard.add(request.protocol)
+            return await handler(request)
+
+        self.heard = heard
 
     async def watch(self, server: web.Server) -> None:
         """Never returns; cancel it at the end. ``server`` is ``runner.server`` after ``setup``."""

@@ -91,7 +91,7 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
             answer = _refusal(
                 SlotkeeperError(
                     "An error inside Slotkeeper.",
-                    hint=f"Its log has the details under request id {request['request_id']}.",
+                    hint=f"Its log has the details under request id {request[REQUEST_ID]}.",
                 )
             )
             _log.exception("unexpected error", method=request.method, error=type(error).__name__)

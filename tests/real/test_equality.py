@@ -8,7 +8,6 @@ stream is compared with what the same engine answers directly under equal condit
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -19,6 +18,9 @@ import pytest
 
 from proxy.core.sse import Parser
 from proxy.dialects import DIALECTS
+from proxy.dialects.base import Unreadable
+from proxy.engine import EngineOptions
+from proxy.errors import BadRequestError
 from tests.real import tiny_gguf
 from tests.real.conftest import EngineFactory, EngineHandle
 
@@ -269,9 +271,7 @@ def test_a_prefilled_answer_is_not_streamed(smol: EngineHandle) -> None:
 
 
 @pytest.fixture(scope="module")
-def thinking(
-    smol_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EngineHandle]:
+def thinking(smol_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHandle]:
     """SmolLM2 behind a template that opens every answer with a thought."""
     yield from _with_template(smol_model, tmp_path_factory, THINKING_TEMPLATE)
 
@@ -280,3 +280,215 @@ def thinking(
 def calling(smol_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHandle]:
     """SmolLM2 behind a template that renders tools."""
     yield from _with_template(smol_model, tmp_path_factory, tiny_gguf.TOOLS_TEMPLATE)
+
+
+def _with_template(
+    model: Path, folders: pytest.TempPathFactory, template: str
+) -> Iterator[EngineHandle]:
+    folder = folders.mktemp("template")
+    (folder / "template.jinja").write_text(template)
+    options = EngineOptions(context=2048, chat_template_file=folder / "template.jinja")
+    handle = EngineHandle(model, folder, options)
+    yield handle
+    handle.stop()
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"max_tokens": 4}, {"reasoning_format": "none"}, {"max_tokens": 30, "grammar": ""}]
+)
+def test_reasoning(thinking: EngineHandle, more: dict[str, Any]) -> None:
+    """Thoughts arrive where they do directly; also where the template's opening belongs to them."""
+    body = {**SAME, **THOUGHT, **more}
+    assert ordered(assembled(thinking.url, CHAT, body)) == ordered(ask(thinking.url, CHAT, body))
+    body["stream"] = True
+    direct = parsed(events(thinking.url, CHAT, orjson.dumps(body)))
+    assert parsed(filtered(thinking.url, CHAT, body)) == direct
+
+
+def test_an_echoed_prefill_streams_as_directly(thinking: EngineHandle) -> None:
+    """The echo comes at the head of the first content, as without progress."""
+    body = {
+        **SAME,
+        "messages": [*HELLO["messages"], {"role": "assistant", "content": "Hello dear"}],
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+        "echo": True,
+        "stream": True,
+    }
+    direct = parsed(events(thinking.url, CHAT, orjson.dumps(body)))
+    assert parsed(filtered(thinking.url, CHAT, body)) == direct
+    assert "Hello dear" in direct[1]["choices"][0]["delta"]["content"]
+
+
+def test_a_swallowed_answer_is_said_to_be_lossy(thinking: EngineHandle) -> None:
+    """Directly, text in which the parser finds no message is shown raw; the stream has nothing."""
+    body = {**SAME, **HELLO, "grammar": 'root ::= "</think>\\n\\n"'}
+    assert ask(thinking.url, CHAT, body)["choices"][0]["message"]["content"]
+    dialect = DIALECTS[CHAT]
+    call = dialect.parse(orjson.dumps(body))
+    assembler = dialect.assembler(call)
+    for data in events(thinking.url, CHAT, dialect.upstream(call, None)):
+        assembler.feed(data)
+    assert assembler.answer()
+    assert assembler.lossy
+
+
+def _weather(**more: Any) -> dict[str, Any]:
+    """A conversation that makes even a small model call a tool."""
+    messages: list[dict[str, Any]] = []
+    for city in ("Rome", "Paris", "Oslo"):
+        function = {"name": "get_weather", "arguments": f'{{"city": "{city}"}}'}
+        called = {"id": city, "type": "function", "function": function}
+        messages += [
+            {"role": "user", "content": f"Weather in {city}?"},
+            {"role": "assistant", "content": None, "tool_calls": [called]},
+            {"role": "tool", "tool_call_id": city, "content": "sunny"},
+            {"role": "assistant", "content": "sunny"},
+        ]
+    messages.append({"role": "user", "content": "Weather in Rome and Paris?"})
+    forced = {"tool_choice": "required", "logit_bias": [["response", -100]]}
+    return {**SAME, "messages": messages, "tools": WEATHER, "max_tokens": 64, **forced, **more}
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({}, "tool_calls"),
+        ({"parallel_tool_calls": True}, "tool_calls"),
+        ({"max_tokens": 20}, "length"),
+        ({"tool_choice": "auto", "logit_bias": []}, "stop"),
+    ],
+)
+def test_tool_calls(calling: EngineHandle, more: dict[str, Any], reason: str) -> None:
+    """Calls, whole and cut off, equal the direct ones in both forms; the tool is in the prompt."""
+    body = _weather(**more)
+    kind, needed = DIALECTS[CHAT].rendered(DIALECTS[CHAT].parse(orjson.dumps(body)))
+    assert kind == "render"
+    assert (
+        "get_weather" in ask(calling.url, "/apply-template", needed)["prompt"].split("<tools>")[1]
+    )
+    direct = ask(calling.url, CHAT, body)
+    assert direct["choices"][0]["finish_reason"] == reason
+    assert ordered(assembled(calling.url, CHAT, body)) == ordered(direct)
+    body["stream"] = True
+    stream = parsed(events(calling.url, CHAT, orjson.dumps(body)))
+    assert parsed(filtered(calling.url, CHAT, body)) == stream
+
+
+def test_tools_with_logprobs_are_not_streamed(calling: EngineHandle) -> None:
+    """The engine refuses to stream them; unstreamed they work."""
+    body = _weather(logprobs=True)
+    call = DIALECTS[CHAT].parse(orjson.dumps(body))
+    assert not call.streamable
+    assert DIALECTS[CHAT].upstream(call, None) is call.raw
+    status, answer = post(calling.url, CHAT, orjson.dumps({**body, "stream": True}))
+    assert (status, b"not supported" in answer) == (400, True)
+    assert ask(calling.url, CHAT, body)["choices"][0]["logprobs"]
+
+
+def test_infill(engine: EngineFactory, tiny_model: Path, tmp_path: Path) -> None:
+    """Streamed and not, on a model whose vocabulary has the markers of a gap."""
+    model = tmp_path / "infill.gguf"
+    data = tiny_model.read_bytes()
+    for old, new in (
+        (b"<jupyter_text>", b"<|fim_prefix|>"),
+        (b"<jupyter_code>", b"<|fim_suffix|>"),
+        (b"<empty_output>", b"<|fim_middle|>"),
+    ):
+        data = data.replace(old, new)
+    model.write_bytes(data)
+    url = engine(model).url
+    body = {**SAME, "input_prefix": "def f(", "input_suffix": "return", "n_predict": 4}
+    assert ordered(assembled(url, INFILL, body)) == ordered(ask(url, INFILL, body))
+    body["stream"] = True
+    direct = parsed(events(url, INFILL, orjson.dumps(body)))
+    assert parsed(filtered(url, INFILL, body)) == direct
+
+
+def test_of_duplicate_names_the_last_counts(smol: EngineHandle) -> None:
+    """What ``splice`` relies on, for every field that is spliced in."""
+    head = b'{"prompt":"one two three four five","max_tokens":1,"temperature":0,'
+
+    def answer(fields: bytes) -> bytes:
+        status, data = post(smol.url, NATIVE, head + fields + b"}")
+        assert status == 200, data
+        return data
+
+    for slot in (0, 1, 0):
+        got = orjson.loads(answer(b'"id_slot":%d,"id_slot":%d' % (1 - slot, slot)))
+        assert got["id_slot"] == slot
+    for off, on in ((b"false", b"true"), (b"null", b"true")):
+        assert answer(b'"stream":%b,"stream":%b' % (off, on)).startswith(b"data: ")
+        assert answer(b'"stream":%b,"stream":%b' % (on, off)).startswith(b"{")
+        wanted = answer(b'"stream":true,"return_progress":%b,"return_progress":%b' % (off, on))
+        assert b"prompt_progress" in wanted
+    cached = [
+        orjson.loads(answer(b'"id_slot":0,' + fields))["timings"]["cache_n"]
+        for fields in (
+            b'"cache_prompt":true',
+            b'"cache_prompt":false,"cache_prompt":true',
+            b'"cache_prompt":true,"cache_prompt":false',
+        )
+    ]
+    assert cached[1] > 0
+    assert cached[2] == 0
+    chat = orjson.dumps({**SAME, **HELLO, "stream": True})[:-1]
+    for first, second, times in ((b"false", b"true", 1), (b"true", b"false", 0)):
+        options = b',"stream_options":{"include_usage":%b}' * 2 % (first, second)
+        assert post(smol.url, CHAT, chat + options + b"}")[1].count(b'"usage"') == times
+
+
+REFUSED = [
+    (CHAT, b""),
+    (CHAT, b"{"),
+    (CHAT, b"[]"),
+    (CHAT, b'{"messages":{}}'),
+    (CHAT, b"{}"),
+    (CHAT, b'{"messages":[],"x":NaN}'),
+    (CHAT, b'{"messages":[],"x":"\\ud800"}'),
+    (CHAT, b'{"messages":[],"x":1e999}'),
+    (CHAT, b'{"messages":[],"stream":1}'),
+    (CHAT, b'{"messages":[],"cache_prompt":0}'),
+    (CHAT, b'{"messages":[],"return_progress":"yes"}'),
+    (CHAT, b'{"messages":[],"stream_options":{"include_usage":1}}'),
+    (NATIVE, b"{}"),
+    (NATIVE, b'{"prompt":null}'),
+    (NATIVE, b'{"prompt":[]}'),
+    (NATIVE, b'{"prompt":[1,1.5]}'),
+    (NATIVE, b'{"prompt":[1,4294967296]}'),
+    (TEXT, b'{"prompt":[["a"],5]}'),
+]
+
+
+@pytest.mark.parametrize(("path", "raw"), REFUSED)
+def test_what_a_dialect_refuses_the_engine_refuses_too(
+    smol: EngineHandle, path: str, raw: bytes
+) -> None:
+    """A client may never lose an answer to the proxy's own strictness."""
+    with pytest.raises(BadRequestError):
+        DIALECTS[path].parse(raw)
+    assert post(smol.url, path, raw)[0] == 400
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'\xef\xbb\xbf{"prompt":"a","max_tokens":1}',
+        b'{"prompt":"a","max_tokens":1}\0 what is this',
+        b'{"prompt":"a","max_tokens":1,"x":' + b"[" * 2000 + b"]" * 2000 + b"}",
+    ],
+)
+def test_what_only_the_engine_can_read(smol: EngineHandle, raw: bytes) -> None:
+    """Such bodies are passed on, not refused."""
+    with pytest.raises(Unreadable):
+        DIALECTS[NATIVE].parse(raw)
+    assert post(smol.url, NATIVE, raw)[0] == 200
+
+
+def test_slot_numbers_as_the_engine_reads_them(smol: EngineHandle) -> None:
+    """Numbers are cut down, true is 1; the rest is no number."""
+    for spelled in (b"1", b"1.7", b"true", b"1e0", b'"1"', b"null"):
+        raw = b'{"prompt":"a","max_tokens":1,"id_slot":' + spelled + b"}"
+        wanted = DIALECTS[NATIVE].parse(raw).id_slot
+        slots = {orjson.loads(post(smol.url, NATIVE, raw)[1])["id_slot"] for _ in range(3)}
+        assert slots == ({1} if wanted == 1 else {0, 1})
