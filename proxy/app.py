@@ -26,6 +26,7 @@ from proxy.server.connections import HeaderDeadline
 from proxy.server.gate import GateRules, gate
 from proxy.server.keys import Keys
 from proxy.server.passthrough import Passthrough
+from proxy.server.record import Recorder
 from proxy.server.view import View
 from proxy.store.snapshots import SnapshotStore
 from proxy.telemetry.history import History
@@ -143,9 +144,7 @@ class App:
             Counter(self.backend, Path(tokenizer).expanduser() if tokenizer else None),
             passthrough,
             self._keys,
-            self.metrics,
-            self.history,
-            time.time,
+            Recorder(self.metrics, self.history, time.time),
             ping_interval=server.ping_interval,
         )
         view = View(self.scheduler, self.keeper, self.transfer, self.history, self.metrics)

@@ -1,7 +1,7 @@
 """What happens while nobody waits: proving the backend, idle saves, pre-warming, the drain.
 
-`Keeper` is the loop and knows which backend this is; `Saver` moves states while slots are idle. Both
-take slots by the same table as the requests do, and everything at once (to probe) only when
+`Keeper` is the loop and knows which backend this is; `Saver` moves states while slots are idle.
+Both take slots by the same table as the requests do, and everything at once (to probe) only when
 nothing runs and nothing waits.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from proxy.backends.base import Backend, Facts
     from proxy.core.records import Snapshot
-    from proxy.core.slots import Content, Slot
-    from proxy.scheduler import Scheduler
+    from proxy.core.slots import Content, Slot, SlotTable
     from proxy.telemetry.metrics import Metrics
     from proxy.transfer import Transfer
 
@@ -38,12 +37,46 @@ RETRY_SECONDS = 60.0  # after a save that came to nothing
 BUSY_SECONDS = 60.0  # unsaved work this old is saved even while other slots run
 
 
+class Floor(Protocol):
+    """Where requests get their leases (`scheduler.Scheduler`), as the background sees it."""
+
+    table: SlotTable
+    mode: Mode
+    total_slots: int
+    draining: bool
+    on_lost: Callable[[], None]
+
+    def quiescent(self) -> bool:
+        """No request runs or waits."""
+
+    def hold(self) -> bool:
+        """Take everything, if nothing runs or waits."""
+
+    def unhold(self) -> None:
+        """Give it back."""
+
+    def drive(self, total_slots: int) -> None:
+        """Pins and snapshots from now on."""
+
+    def forward(self, total_slots: int) -> None:
+        """Only permits from now on."""
+
+    def lost(self) -> None:
+        """The backend broke a connection."""
+
+    def tick(self) -> None:
+        """The table or the time changed: decide again."""
+
+    async def quiet(self) -> None:
+        """Until no lease is held."""
+
+
 class Saver:
     """Moves states to and from disk in slots nobody uses at the moment."""
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Floor,
         transfer: Transfer,
         clock: Callable[[], float],
         *,
@@ -143,7 +176,7 @@ class Keeper:
     def __init__(
         self,
         backend: Backend,
-        scheduler: Scheduler,
+        scheduler: Floor,
         saver: Saver | None,
         metrics: Metrics,
         prober: Callable[[Facts], Awaitable[Verdict | None]],

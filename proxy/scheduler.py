@@ -265,9 +265,9 @@ class Scheduler:
         effects = self._effects
         try:
             return next_up(self._queue, engine, effects.costs, self._clock(), effects.matches)
-        except Exception as error:  # noqa: BLE001 - rule 10: a fault in weighing costs time only
+        except Exception as error:  # rule 10: a fault in weighing costs time only
             self._metrics.fault(Where.PLACEMENT)
-            log.error("placement.fault", error=type(error).__name__)
+            log.exception("placement.fault", error=type(error).__name__)
             waiter = next((w for w in self._queue if w.kind is Kind.NARROW), None)
             grant = first_free(engine.slots)
             busy = engine.wide or engine.permits
@@ -369,7 +369,7 @@ class Scheduler:
         self.table.hold(lease.option.slot, content if exclusive else None)
 
     async def _settle(self, lease: Lease, task: asyncio.Task[None] | None) -> None:
-        """An answer that did not end by itself: its slot is free when the engine is done with it."""
+        """An answer that did not end by itself: its slot is free once the engine is idle."""
         try:
             if task is not None:
                 await asyncio.wait({task})

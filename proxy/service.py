@@ -7,6 +7,7 @@ ends at once.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import signal
 import sys
 from contextlib import suppress
@@ -35,21 +36,22 @@ def run(config: Config, on_ready: Callable[[str], None] | None = None) -> int:
     for warning in config.warnings():
         log.warning("config", warning=warning)
     try:
-        return _loop_runner()(_serve(config, on_ready))
+        return _runner()(_serve(config, on_ready))
     except (StoreError, OSError) as error:
-        print(f"slotkeeper: {error}", file=sys.stderr)
+        sys.stderr.write(f"slotkeeper: {error}\n")
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-def _loop_runner() -> Callable[..., int]:
-    """Uvloop where it is installed, asyncio's own loop elsewhere."""
+def _runner() -> Callable[..., int]:
+    """``asyncio.run``, or that of the optional uvloop."""
     try:
-        import uvloop
+        uvloop = importlib.import_module("uvloop")
     except ImportError:
         return asyncio.run
-    return uvloop.run
+    runner: Callable[..., int] = uvloop.run
+    return runner
 
 
 async def _serve(config: Config, on_ready: Callable[[str], None] | None) -> int:

@@ -7,23 +7,32 @@ hot path never waits for this.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 from tokenizers import Tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from proxy.backends.base import Backend
-
 log = structlog.get_logger("slotkeeper.tokens")
+
+
+class Renderer(Protocol):
+    """The backend, as far as prompts are concerned."""
+
+    async def render(self, body: Mapping[str, Any]) -> str:
+        """The prompt text a chat request becomes."""
+
+    async def tokenize(self, text: str) -> list[int]:
+        """Tokens as the server will see them."""
 
 
 class Counter:
     """Turns what a dialect says of its prompt into the tokens the backend will see."""
 
-    def __init__(self, backend: Backend, tokenizer: Path | None = None) -> None:
+    def __init__(self, backend: Renderer, tokenizer: Path | None = None) -> None:
         """``tokenizer``: a tokenizer.json of the served model; checked against the backend once."""
         self._backend = backend
         self._local = Tokenizer.from_file(str(tokenizer)) if tokenizer else None

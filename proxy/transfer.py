@@ -297,6 +297,6 @@ class Transfer:
             log.error(
                 "restores.retired",
                 fingerprint=self.fingerprint,
-                why="three restores in a row did not spare any prefill; snapshots of this model are not used",
+                why="three restores in a row spared no prefill; its snapshots are not used",
             )
         return False

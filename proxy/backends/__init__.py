@@ -1,0 +1,1 @@
+"""IO to model servers."""

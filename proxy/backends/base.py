@@ -17,7 +17,7 @@ from proxy.core.records import Mode
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """One row of ``GET /slots``. ``id_task`` and ``n_tokens`` are None until the slot ran a task."""
+    """One row of ``GET /slots``; ``id_task`` and ``n_tokens`` None until the slot ran a task."""
 
     index: int
     n_ctx: int
@@ -75,8 +75,11 @@ class Upstream(Protocol):
     headers: list[tuple[str, str]]
 
     async def read_some(self) -> bytes:
-        """The next bytes of the body as they arrive, ``b""`` at its end. Safe to cancel: no byte is
-        lost. Raises ``BackendUnreachableError`` when the connection breaks in mid-body."""
+        """The next bytes of the body as they arrive, ``b""`` at its end.
+
+        Safe to cancel: no byte is lost. Raises ``BackendUnreachableError`` when the connection
+        breaks in mid-body.
+        """
 
     async def read(self) -> bytes:
         """The whole body."""
@@ -86,9 +89,13 @@ class Backend(Protocol):
     """A model server that can be asked, driven (if ``Verdict.mode`` allows) and forwarded to."""
 
     def send(
-        self, method: str, target: str, headers: list[tuple[str, str]], body: bytes | AsyncIterator[bytes] | None
+        self,
+        method: str,
+        target: str,
+        headers: list[tuple[str, str]],
+        body: bytes | AsyncIterator[bytes] | None,
     ) -> AbstractAsyncContextManager[Upstream]:
-        """Forward a request. Leaving the context early closes the connection: that cancels upstream."""
+        """Forward a request. Leaving the context early closes the connection (cancels upstream)."""
 
     async def facts(self) -> Facts:
         """Ask who it is. Cheap enough for once a second."""

@@ -1,0 +1,1 @@
+"""Decisions: pure tables and functions, no IO, no clock."""

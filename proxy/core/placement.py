@@ -136,7 +136,7 @@ def remaining(slot: Slot, costs: Costs, typical: float, now: float) -> float:
 def displaced(
     content: Content | None, kept: int, costs: Costs, now: float
 ) -> tuple[bool, float, float]:
-    """What overwriting ``content`` beyond ``kept`` tokens costs: (save first?, seconds to save, loss)."""
+    """What overwriting beyond ``kept`` tokens costs: (save first?, its seconds, loss)."""
     if content is None or content.n_tokens <= kept:
         return False, 0.0, 0.0
     recompute = costs.prefill(kept, content.n_tokens)

@@ -1,0 +1,1 @@
+"""IO to clients."""

@@ -1,6 +1,6 @@
 """The cached path: one completion request from its bytes to the last byte of its answer.
 
-    bytes -> dialect.parse -> prefix chain -> scheduler.lease -> backend.send(slot) -> relay -> observe
+    bytes -> dialect.parse -> prefix chain -> scheduler.lease -> backend.send -> relay -> observe
 
 A fault in what is only there to save time (chain, tokens, placement, snapshots) is counted and the
 request goes on as if there were no cache.
@@ -15,21 +15,18 @@ from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-import structlog
 from aiohttp import web
 
 from proxy.core.placement import Need
-from proxy.core.records import Prompt, Reason
+from proxy.core.records import Prompt
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import Unreadable
 from proxy.errors import BackendUnreachableError, SlotkeeperError
-from proxy.server.envelope import REQUEST_ID
-from proxy.server.relay import OK, Client, Relay, passed, without
-from proxy.telemetry.history import Decision
-from proxy.telemetry.metrics import PathClass, Where
+from proxy.server.record import CLIENT_LEFT, Exchange
+from proxy.server.relay import OK, Relay, passed, without
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from proxy.backends.base import Backend, Upstream
     from proxy.core.queue import Lease
@@ -37,48 +34,12 @@ if TYPE_CHECKING:
     from proxy.scheduler import Scheduler
     from proxy.server.keys import Keys
     from proxy.server.passthrough import Passthrough
-    from proxy.telemetry.history import History
-    from proxy.telemetry.metrics import Metrics
+    from proxy.server.record import Recorder
     from proxy.tokens import Counter
-
-log = structlog.get_logger("slotkeeper.request")
 
 NO_STORE = "X-Slotkeeper-No-Store"
 OURS = ("content-type", "accept-encoding")  # the body goes on as JSON, the answer is read here
 BODY_HEADERS = ("content-length", "content-type")
-FORESEEN = (Reason.SLOT_HIT, Reason.COLD, Reason.RESTORED)  # what only the engine can confirm
-PATH_CLASSES = {
-    "/v1/chat/completions": PathClass.CHAT,
-    "/chat/completions": PathClass.CHAT,
-    "/infill": PathClass.INFILL,
-}
-CLIENT_LEFT = 499  # only in logs: nobody is there to read it
-
-
-class Exchange:
-    """What is known of one request while it runs; becomes its row in the decision log."""
-
-    def __init__(self, request: web.Request, dialect: Dialect, call: Call, now: float) -> None:
-        """``now``: unix seconds."""
-        self.request = request
-        self.request_id: str = request[REQUEST_ID]
-        self.dialect = dialect
-        self.call = call
-        self.started = now
-        self.status = 0
-        self.lease: Lease | None = None
-        self.events = dialect.filter(call, f"slotkeeper-{self.request_id}", int(now))
-        self.client = Client(request, self.note)
-
-    def note(self) -> str:
-        """The value of ``X-Slotkeeper``: the reason and the real reuse, as far as known by now."""
-        lease = self.lease
-        if lease is None:
-            return str(Reason.PENDING)
-        slot = f"; slot={lease.slot}" if lease.slot is not None else ""
-        if lease.cache_n is None:
-            return f"{Reason.PENDING if lease.reason in FORESEEN else lease.reason}{slot}"
-        return f"{lease.reason}{slot}; reused={lease.cache_n}; prompt={lease.prompt_n}"
 
 
 class Chat:
@@ -91,21 +52,17 @@ class Chat:
         counter: Counter,
         passthrough: Passthrough,
         keys: Keys,
-        metrics: Metrics,
-        history: History,
-        clock: Callable[[], float],
+        recorder: Recorder,
         *,
         ping_interval: float,
     ) -> None:
-        """``clock`` gives unix seconds; ``ping_interval`` in seconds."""
+        """``ping_interval`` in seconds."""
         self._scheduler = scheduler
         self._backend = backend
         self._counter = counter
         self._passthrough = passthrough
         self._keys = keys
-        self._metrics = metrics
-        self._history = history
-        self._clock = clock
+        self._recorder = recorder
         self._ping_interval = ping_interval
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -116,7 +73,7 @@ class Chat:
             call = dialect.parse(raw)
         except Unreadable:
             return await self._passthrough.computing(request, raw)
-        exchange = Exchange(request, dialect, call, self._clock())
+        exchange = Exchange(request, dialect, call, self._recorder.now())
         prompt = self._prompt(dialect, call, request)
         need = Need(prompt, wanted=call.id_slot, wide=call.wide, cache=call.cache)
         exact = partial(self._exact, exchange, prompt)
@@ -134,16 +91,15 @@ class Chat:
             exchange.status = CLIENT_LEFT
             raise
         finally:
-            self._record(exchange)
+            self._recorder.request(exchange)
 
     def _prompt(self, dialect: Dialect, call: Call, request: web.Request) -> Prompt:
         """The prefix chain; without it (a fault of ours) the request is simply cold."""
         namespace = blake2b(self._keys.client_key(request).encode(), digest_size=16).digest()
         try:
             return dialect.prompt(call, namespace)
-        except Exception as error:  # noqa: BLE001 - rule 10: no fault of the cache may fail a request
-            self._metrics.fault(Where.PROMPT)
-            log.error("prefix.fault", error=type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - rule 10
+            self._recorder.fault(error)
             return Prompt(seed=namespace, chain=(), ends=(), size=len(call.raw))
 
     async def _exact(self, exchange: Exchange, prompt: Prompt) -> Prompt:
@@ -153,11 +109,11 @@ class Chat:
 
     @asynccontextmanager
     async def _alive(self, exchange: Exchange) -> AsyncIterator[None]:
-        """Pings for a client that streams, from its arrival on: a queue is as silent as a prefill."""
+        """Pings for a client that streams, from its arrival on: a queue is silent too."""
         if not exchange.call.stream:
             yield
             return
-        pings = exchange.client.pings(exchange.events, self._ping_interval, self._metrics.pings.inc)
+        pings = exchange.client.pings(exchange.events, self._ping_interval, self._recorder.ping)
         task = asyncio.get_running_loop().create_task(pings, name="pings")
         try:
             yield
@@ -210,32 +166,3 @@ class Chat:
         response.headers["Content-Type"] = "application/json; charset=utf-8"
         response.headers["X-Slotkeeper"] = exchange.note()
         return response
-
-    def _record(self, exchange: Exchange) -> None:
-        """Observe: one row of the decision log, one line, the metrics."""
-        now = self._clock()
-        lease = exchange.lease
-        reason = lease.reason if lease else Reason.REFUSED
-        decision = Decision(
-            request_id=exchange.request_id,
-            at=exchange.started,
-            path=exchange.request.path,
-            reason=reason,
-            status=exchange.status,
-            total=now - exchange.started,
-            queued=lease.queued if lease else now - exchange.started,
-            slot=lease.slot if lease else None,
-            reused=lease.cache_n if lease else None,
-            prompt=lease.prompt_n if lease else None,
-            first_token=exchange.client.first_after(),
-            costs=[option.explain() for option in lease.weighed] if lease else (),
-        )
-        self._history.add(decision)
-        kind = PATH_CLASSES.get(exchange.request.path, PathClass.COMPLETION)
-        self._metrics.request(
-            kind, reason, exchange.status, total=decision.total, first_token=decision.first_token
-        )
-        if exchange.status == CLIENT_LEFT:
-            self._metrics.disconnects.inc()
-        line = {k: v for k, v in decision.as_json().items() if k not in {"costs", "note", "at"}}
-        log.info("request", **line)

@@ -72,8 +72,8 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
     Cancellation passes through. An error after the answer has begun cuts the connection: appended
     to a stream, an envelope would look like a complete answer.
     """
-    request[REQUEST_ID] = logs.request_id(request.headers.get("X-Request-Id"))
-    with structlog.contextvars.bound_contextvars(request_id=request[REQUEST_ID]):
+    identity = request[REQUEST_ID] = logs.request_id(request.headers.get("X-Request-Id"))
+    with structlog.contextvars.bound_contextvars(request_id=identity):
         try:
             return await handler(request)
         except SlotkeeperError as error:
@@ -91,7 +91,7 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
             answer = _refusal(
                 SlotkeeperError(
                     "An error inside Slotkeeper.",
-                    hint=f"Its log has the details under request id {request[REQUEST_ID]}.",
+                    hint=f"Its log has the details under request id {identity}.",
                 )
             )
             _log.exception("unexpected error", method=request.method, error=type(error).__name__)
@@ -117,8 +117,8 @@ async def _stamp(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
 
 
-def _refusal(error: SlotkeeperError, headers: Mapping[str, str] | None = None) -> web.Response:
-    found = dict(headers or {})
+def _refusal(error: SlotkeeperError) -> web.Response:
+    found = {}
     if error.retry_after is not None:
         found["Retry-After"] = str(error.retry_after)
     if isinstance(error, UnauthorizedError):

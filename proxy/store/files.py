@@ -20,7 +20,7 @@ import orjson
 
 SAVE_NAME = re.compile(r"sks-[0-9a-f]{32}\.kv")  # a save of the backend
 LINK_NAME = re.compile(r"skr-[0-9a-f]{32}\.kv")  # a snapshot lent to the backend for a restore
-PROBE_NAME = re.compile(r"probe-[0-9a-f]{16}\.kv")  # a state the probe of a killed proxy left behind
+PROBE_NAME = re.compile(r"probe-[0-9a-f]{16}\.kv")  # the probe's, of a killed proxy
 ID = re.compile(r"[0-9a-f]{32}")
 STATE_NAME = re.compile(r"[0-9a-f]{32}\.kv")  # a published snapshot: its id
 PART_NAME = re.compile(r"part-[0-9a-f]{32}")  # an unfinished atomic write

@@ -155,6 +155,7 @@ class Shelf:
         orphans = [
             *files.named(self._staging, files.SAVE_NAME),
             *files.named(self._staging, files.LINK_NAME),
+            *files.named(self._staging, files.PROBE_NAME),
         ]
         for folder in self._root.iterdir():
             if not files.FINGERPRINT.fullmatch(folder.name) or folder.is_symlink():

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import struct
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,12 +25,12 @@ from aiohttp import web
 
 from proxy.core import slotfile
 from tests.integration import fake_engine
+from tests.integration.fake_answers import MODEL, Answer, limit_of, prompts_of
 from tests.integration.fake_engine import FakeEngine, FakeSlot
 from tests.state_files import state_bytes
 
 Kind = Literal["stall", "reset", "cut", "error", "bad-json", "lie", "die"]
 At = Literal["headers", "progress", "stream"]
-MODEL = "fake-model"
 NO_STATE = "Unable to restore slot: No available space in KV cache or invalid slot save file"
 
 
@@ -72,12 +72,13 @@ class Seen:
         return orjson.loads(self.body)
 
 
+SEEN = web.RequestKey("seen", Seen)
+
+
 class FakeLlamaServer:
     """See the module. Attributes may be changed at any time; ``engine`` is the running process."""
 
-    def __init__(
-        self, slot_dir: Path | None, *, key: str | None = None, **engine: Any
-    ) -> None:
+    def __init__(self, slot_dir: Path | None, *, key: str | None = None, **engine: Any) -> None:
         """``slot_dir`` None: started without --slot-save-path. ``engine``: see ``FakeEngine``."""
         self.slot_dir = slot_dir
         self.key = key
@@ -92,6 +93,7 @@ class FakeLlamaServer:
         self.port = 0
         self._settings = engine
         self._changed = asyncio.Event()
+        self._dying: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
         self.engine = FakeEngine(**engine)
         self.marker = ""
@@ -108,7 +110,10 @@ class FakeLlamaServer:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         await self.die()
 
@@ -167,7 +172,7 @@ class FakeLlamaServer:
         seen = Seen(request.method, request.path_qs, list(request.headers.items()))
         self.requests.append(seen)
         self._changed.set()
-        request["seen"] = seen
+        request[SEEN] = seen
         try:
             seen.body = await request.read()
             refusal = self._refuse(request)
@@ -217,56 +222,55 @@ class FakeLlamaServer:
         transport = request.transport
         assert transport is not None
         if fault.kind == "cut":
-            head = b"" if at != "headers" else b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-            transport.write(head + b"ff\r\ndata: {")  # type: ignore[attr-defined]  # a socket's
+            head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+            transport.write((head if at == "headers" else b"") + b"ff\r\ndata: {")
             transport.close()
-        elif fault.kind == "reset":
-            transport.abort()  # type: ignore[attr-defined]  # a socket's
         else:
-            asyncio.get_running_loop().call_soon(self._dying, asyncio.create_task(self.die()))
+            transport.abort()
+        if fault.kind == "die":
+            self._dying = asyncio.create_task(self.die())
         raise ConnectionResetError
-
-    def _dying(self, task: asyncio.Task[None]) -> None:
-        """Keep the task that kills the server alive until it has."""
-        self._grave = task
 
     async def _route(self, request: web.Request) -> web.StreamResponse:
         key = f"{request.method} {request.path.removeprefix('/v1')}"
-        simple = {
+        pages: dict[str, Callable[[], Any]] = {
             "GET /health": lambda: {"status": "ok"},
             "GET /props": self._props,
             "GET /models": self._models,
             "GET /slots": self._slots,
             "GET /lora-adapters": lambda: self.lora,
-        }.get(key)
-        if simple is not None:
-            return _json(simple())
+        }
+        if key in pages:
+            return _json(pages[key]())
         if key.startswith("POST /slots/"):
             return await self._action(request)
         if request.method != "POST":
             return _error(404, "File Not Found", "not_found_error")
         try:
-            body = request["seen"].json
+            body = request[SEEN].json
         except orjson.JSONDecodeError:
             return _error(400, "parse error", "invalid_request_error")
-        match key.removeprefix("POST "):
-            case "/tokenize":
-                return _json({"tokens": fake_engine.tokenize(body["content"])})
-            case "/apply-template":
-                return _json({"prompt": fake_engine.render(body)})
-            case "/chat/completions":
-                if "messages" not in body:
-                    return _error(400, "'messages' is required", "invalid_request_error")
-                return await self._complete(request, body, "chat")
-            case "/completions":
-                kind = "text" if request.path.startswith("/v1") else "native"
-                return await self._complete(request, body, kind)
-            case "/completion" | "/infill":
-                return await self._complete(request, body, "native")
-            case "/embeddings":
-                async with self._slot(request, -1, []) as slot:
-                    slot.tokens = []
-                    return _json({"object": "list", "data": [{"embedding": [0.0], "index": 0}]})
+        return await self._post(request, request.path.removeprefix("/v1"), body)
+
+    async def _post(
+        self, request: web.Request, path: str, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        if path == "/tokenize":
+            return _json({"tokens": fake_engine.tokenize(body["content"])})
+        if path == "/apply-template":
+            return _json({"prompt": fake_engine.render(body)})
+        if path == "/chat/completions":
+            if "messages" not in body:
+                return _error(400, "'messages' is required", "invalid_request_error")
+            return await self._complete(request, body, "chat")
+        if path == "/completions" and request.path != path:
+            return await self._complete(request, body, "text")
+        if path in {"/completion", "/completions", "/infill"}:
+            return await self._complete(request, body, "native")
+        if path == "/embeddings":
+            async with self._slot(request, -1, []) as slot:
+                slot.tokens = []
+                return _json({"object": "list", "data": [{"embedding": [0.0], "index": 0}]})
         return _error(404, "File Not Found", "not_found_error")
 
     def _props(self) -> dict[str, Any]:
@@ -308,7 +312,7 @@ class FakeLlamaServer:
             if action == "erase":
                 n, slot.tokens = len(slot.tokens), []
                 return _json({"id_slot": index, "n_erased": n})
-            name = request["seen"].json["filename"]
+            name = request[SEEN].json["filename"]
             if "/" in name or ".." in name:
                 return _error(400, "Invalid filename", "invalid_request_error")
             answer = {"id_slot": index, "filename": name}
@@ -331,3 +335,135 @@ class FakeLlamaServer:
             slot.tokens, slot.useless = state.tokens.tolist(), lie
             answer |= {"n_restored": len(slot.tokens), "n_read": len(data)}
             return _json(answer | {"timings": {"restore_ms": 0.5}})
+
+    # Completions
+
+    async def _complete(
+        self, request: web.Request, body: dict[str, Any], kind: str
+    ) -> web.StreamResponse:
+        if kind == "chat":
+            prompts = [fake_engine.tokenize(fake_engine.render(body))]
+        else:
+            prompts = prompts_of(body, fake_engine.tokenize)
+        if any(len(prompt) >= self.engine.n_ctx for prompt in prompts):
+            return _error(400, "the request exceeds the context", "exceed_context_size_error")
+        if body.get("stream"):
+            return await self._stream(request, body, kind, prompts)
+        wholes = []
+        for index, prompt in enumerate(prompts):
+            answer = None
+            async with aclosing(self._compute(request, body, kind, index, prompt)) as steps:
+                async for answer, _ in steps:
+                    refusal = await self._after(request, answer)
+                    if refusal is not None:
+                        return refusal
+            assert answer is not None
+            wholes.append(answer.whole())
+        if kind == "native":
+            return _json(wholes if len(wholes) > 1 else wholes[0])
+        n = int(body.get("n", 1)) if len(wholes) == 1 else 1
+        choices = [choice for whole in wholes for choice in whole["choices"]]
+        choices = [{**choice, "index": i} for i, choice in enumerate(choices * n)]
+        return _json({**wholes[0], "choices": choices})
+
+    async def _stream(
+        self, request: web.Request, body: dict[str, Any], kind: str, prompts: list[list[int]]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+        )
+        for index, prompt in enumerate(prompts):
+            async with aclosing(self._compute(request, body, kind, index, prompt)) as steps:
+                async for answer, events in steps:
+                    for event in events:
+                        if not response.prepared:
+                            await response.prepare(request)
+                        await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
+                    if response.prepared:
+                        await self._after(request, answer)
+        if kind != "native":
+            await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _after(self, request: web.Request, answer: Answer) -> web.Response | None:
+        return await self._strike(request, "stream" if answer.words else "progress")
+
+    async def _compute(
+        self, request: web.Request, body: dict[str, Any], kind: str, index: int, prompt: list[int]
+    ) -> AsyncGenerator[tuple[Answer, list[dict[str, Any]]], None]:
+        """One prompt in one slot: ``(answer so far, events to send)`` after every step."""
+        limit = limit_of(body)
+        pinned = body.get("id_slot", -1)
+        async with self._slot(request, pinned if isinstance(pinned, int) else -1, prompt) as slot:
+            n_cached = self.engine.reuse(slot, prompt, cache=body.get("cache_prompt", True))
+            answer = Answer(
+                kind,
+                index,
+                total=len(prompt),
+                cache=n_cached,
+                slot=slot.index,
+                prompt=prompt,
+                limited=limit is not None,
+                usage=bool((body.get("stream_options") or {}).get("include_usage")),
+                processed=n_cached,
+            )
+            progress = bool(body.get("return_progress") and body.get("stream"))
+            slot.tokens = prompt[:n_cached]
+            yield answer, [answer.progress()] if progress else []
+            while answer.processed < len(prompt):
+                await self._step()
+                answer.processed = min(len(prompt), answer.processed + self.engine.batch)
+                slot.tokens = prompt[: answer.processed]
+                yield answer, [answer.progress()] if progress else []
+            if int(body.get("n", 1)) > 1:
+                self._overwrite_idle_slots()
+            words = self.script(body) if self.script else self.engine.answer(prompt, 8)
+            words = words if limit is None else self._fit(words, prompt, max(1, limit))
+            opening = answer.opening()
+            for word in words:
+                await self._step()
+                if answer.words:  # the one before is decoded now, the last one never is
+                    slot.tokens = [*slot.tokens, *fake_engine.tokenize(answer.words[-1])]
+                yield answer, [*opening, answer.token(word)]
+                opening = []
+            yield answer, answer.closing()
+
+    def _fit(self, words: list[str], prompt: list[int], limit: int) -> list[str]:
+        if self.script is None:
+            words = self.engine.answer(prompt, limit)
+        return words[:limit]
+
+    def _overwrite_idle_slots(self) -> None:
+        """N > 1: the children take idle slots and leave them empty (1.10)."""
+        for other in self.engine.slots:
+            if not other.busy:
+                other.tokens, other.id_task = [], self.engine.next_task()
+
+    @asynccontextmanager
+    async def _slot(
+        self, request: web.Request, pinned: int, prompt: list[int]
+    ) -> AsyncIterator[FakeSlot]:
+        async with self.engine.slot(pinned, prompt) as slot:
+            request[SEEN].slot = slot.index
+            self._changed.set()
+            yield slot
+        self._changed.set()
+
+    async def _step(self) -> None:
+        await asyncio.sleep(0)
+        await self.go.wait()
+
+
+def _matches(target: str, on: str) -> bool:
+    return target.startswith(on) or target.endswith(f"action={on}")
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=orjson.dumps(value), content_type="application/json", charset="utf-8")
+
+
+def _error(status: int, message: str, kind: str) -> web.Response:
+    body = {"error": {"code": status, "message": message, "type": kind}}
+    return web.Response(
+        status=status, body=orjson.dumps(body), content_type="application/json", charset="utf-8"
+    )

@@ -1,0 +1,1 @@
+"""The whole proxy, or a part, in front of the real engine."""

@@ -14,6 +14,7 @@ import pytest
 from proxy.backends.llama_server import LlamaServer
 from proxy.engine import Engine, EngineError, EngineOptions, bundled_model
 from tests.real import tiny_gguf
+from tests.real.proxies import ProxyProcess
 
 
 class EngineHandle:
@@ -200,3 +201,30 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineFactory]:
     for handle in started:
         if handle.exit_code is None:
             handle.stop()
+
+
+ProxyFactory = Callable[..., ProxyProcess]
+
+
+@pytest.fixture
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyFactory]:
+    """``proxy(engine, mode=..., SETTING=...)``: proxies of one test, stopped after it."""
+    started: list[ProxyProcess] = []
+
+    def start(
+        engine: EngineHandle, *, mode: str = "exclusive", store: bool = True, **settings: str
+    ) -> ProxyProcess:
+        made = ProxyProcess(
+            engine.url,
+            engine.slot_dir if store else None,
+            tmp_path_factory.mktemp("proxy"),
+            {f"SLOTKEEPER_{name}": value for name, value in settings.items()},
+        )
+        started.append(made)
+        made.start(mode=mode)
+        return made
+
+    yield start
+    for made in started:
+        if made.process is not None:
+            made.stop()

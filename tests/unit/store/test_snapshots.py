@@ -471,6 +471,7 @@ async def test_reconciling(place: Place, store: SnapshotStore) -> None:
     ours = [
         place.staging / f"sks-{'0' * 32}.kv",
         place.staging / f"skr-{'1' * 32}.kv",
+        place.staging / f"probe-{'1' * 16}.kv",
         place.root / FINGERPRINT / f"{'2' * 32}.kv",
         place.root / FINGERPRINT / f"part-{'3' * 32}",
         place.root / FINGERPRINT / f"{'5' * 32}.kv",

@@ -1,0 +1,184 @@
+"""The promise: no conversation is prefilled twice. Real engine, real proxy, real restarts.
+
+Each test prints its figures; ``pytest -s tests/real/test_conversations.py`` shows them.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.conftest import EngineFactory, EngineHandle, ProxyFactory
+from tests.real.proxies import ProxyProcess, Reply, ask
+
+WORDS = (
+    "river stone lamp window garden copper silent morning bridge paper winter captain orange "
+    "mountain letter coffee engine harbour violin meadow pocket thunder candle market silver"
+).split()
+SLACK = 16  # tokens: the end of a turn is tokenised anew with what follows it
+
+
+def prose(words: int, seed: int) -> str:
+    """Text that no other seed shares beyond chance."""
+    rng = random.Random(seed)
+    return " ".join(rng.choice(WORDS) for _ in range(words))
+
+
+@dataclass
+class Conversation:
+    """A client that keeps its history and appends."""
+
+    system: str
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    replies: list[Reply] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.messages = [{"role": "system", "content": self.system}]
+
+    def turn(self, proxy: ProxyProcess, text: str, **more: Any) -> Reply:
+        """Say something, keep the answer."""
+        self.messages.append({"role": "user", "content": text})
+        reply = proxy.chat(self.messages, **more)
+        self.messages.append({"role": "assistant", "content": reply.text})
+        self.replies.append(reply)
+        return reply
+
+    @property
+    def grown(self) -> int:
+        """Tokens the last prompt has more than the one before."""
+        return self.replies[-1].prompt - self.replies[-2].prompt
+
+
+def settle(proxy: ProxyProcess) -> None:
+    """Wait until every slot with content worth it is saved (the idle save)."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        rows = proxy.admin("api/slots")["slots"]
+        if all(r["state"] == "free" and (r["saved"] or 0) + 32 > (r["tokens"] or 0) for r in rows):
+            return
+        time.sleep(0.1)
+    raise AssertionError(proxy.admin("api/slots"))
+
+
+def rounds(proxy: ProxyProcess, talks: list[Conversation], n: int, first: int) -> list[int]:
+    """Every conversation speaks once per round; tokens recomputed beyond what is new."""
+    over = []
+    for turn in range(first, first + n):
+        for talk in talks:
+            talk.turn(proxy, f"Turn {turn}: {prose(20, turn)}", max_tokens=24)
+            if len(talk.replies) > 1:
+                over.append(talk.replies[-1].computed - talk.grown)
+                reply = talk.replies[-1]
+                print(
+                    f"  turn {turn}: {reply.reason:9} prompt={reply.prompt} "
+                    f"computed={reply.computed} new={talk.grown}"
+                )
+    return over
+
+
+def store_bytes(slot_dir: Path) -> int:
+    """Bytes of all snapshots."""
+    return sum(p.stat().st_size for p in slot_dir.glob("slotkeeper/*/*.kv") if p.name != "probe.kv")
+
+
+def final_bytes(proxy: ProxyProcess, talks: list[Conversation]) -> float:
+    """What the last states of these conversations must take, by the stored bytes per token."""
+    rows = proxy.admin("api/snapshots")["snapshots"]
+    per_token = sum(r["bytes"] for r in rows) / sum(r["tokens"] for r in rows)
+    generated = [t.replies[-1].body["timings"]["predicted_n"] - 1 for t in talks]
+    return per_token * sum(t.replies[-1].prompt + g for t, g in zip(talks, generated, strict=True))
+
+
+@pytest.fixture
+def talks() -> list[Conversation]:
+    """Three conversations of more than 1,500 tokens."""
+    return [Conversation(prose(1600, seed)) for seed in range(3)]
+
+
+@pytest.mark.timeout(400)
+def test_three_conversations_share_two_slots_and_survive_every_restart(
+    engine: EngineFactory, proxy: ProxyFactory, smol_model: Path, talks: list[Conversation]
+) -> None:
+    """After the first round only what is new is computed: across slots, restarts, kill -9."""
+    server = engine(smol_model, context=8192)
+    keeper = proxy(server)
+    rounds(keeper, talks, 1, 1)
+    assert min(talk.replies[0].prompt for talk in talks) >= 1500
+    over = rounds(keeper, talks, 3, 2)
+    settle(keeper)
+    print(
+        f"4 rounds: worst recomputed beyond new {max(over)} tokens; "
+        f"written {keeper.metric('save_bytes_total') / 1e6:.0f} MB in "
+        f"{keeper.metric('save_seconds_count'):.0f} saves, "
+        f"{keeper.metric('save_seconds_sum'):.2f} s"
+    )
+    assert max(over) <= SLACK
+    ratio = store_bytes(server.slot_dir) / final_bytes(keeper, talks)
+    print(f"store / final states = {ratio:.3f}")
+    assert ratio <= 1.1
+
+    for what in ("proxy", "backend", "both"):
+        print(f"clean restart of {what}")
+        if what != "backend":
+            assert keeper.stop() == 0
+        if what != "proxy":
+            server.restart()
+        if what != "backend":
+            keeper.start()
+        else:
+            keeper.wait()
+        over = rounds(keeper, talks, 1, 5)
+        assert max(over) <= SLACK
+    settle(keeper)
+    print("kill -9 of the backend after a turn that was not saved yet")
+    killed(server, keeper, talks)
+
+
+def killed(server: EngineHandle, keeper: ProxyProcess, talks: list[Conversation]) -> None:
+    """Only what the save policy had left unsaved may be recomputed."""
+    talks[0].turn(keeper, "One more.", max_tokens=24)
+    rows = keeper.admin("api/slots")["slots"]
+    unsaved = max((r["tokens"] or 0) - (r["saved"] or 0) for r in rows)
+    server.kill()
+    server.restart()
+    keeper.wait()
+    for talk in talks:
+        talk.turn(keeper, "Where were we?", max_tokens=8)
+        beyond = talk.replies[-1].computed - talk.grown
+        print(f"  computed beyond new: {beyond} (unsaved when killed: {unsaved})")
+        assert beyond <= unsaved + SLACK
+
+
+def test_a_new_conversation_under_a_known_system_prompt_computes_only_its_tail(
+    engine: EngineFactory, proxy: ProxyFactory, smol_model: Path
+) -> None:
+    """Also after both were restarted."""
+    server = engine(smol_model, context=4096)
+    keeper = proxy(server)
+    system = prose(600, 7)
+    first = Conversation(system)
+    first.turn(keeper, "Hello there, what can you do?")
+    assert keeper.stop() == 0
+    server.restart()
+    keeper.start()
+    other = Conversation(system)
+    reply = other.turn(keeper, "A different question: name a colour.")
+    shared = ask_tokens(keeper, [{"role": "system", "content": system}])
+    tail = reply.prompt - shared
+    print(f"prompt={reply.prompt} computed={reply.computed} tail={tail} ({reply.reason})")
+    assert reply.computed <= tail + SLACK
+
+
+def ask_tokens(proxy: ProxyProcess, messages: list[dict[str, Any]]) -> int:
+    """How many tokens these messages render to."""
+    body = {"messages": messages, "add_generation_prompt": False}
+    prompt = ask(proxy.url, "/apply-template", body).body["prompt"]
+    tokens: list[int] = ask(proxy.url, "/tokenize", {"content": prompt, "add_special": True}).body[
+        "tokens"
+    ]
+    return len(tokens)

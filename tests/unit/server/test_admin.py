@@ -1,0 +1,112 @@
+"""The proxy's own pages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from proxy.server.admin import routes
+from proxy.server.envelope import install
+from proxy.telemetry.metrics import Metrics
+
+Client = TestClient[web.Request, web.Application]
+
+
+class View:
+    """A proxy with one slot and one snapshot."""
+
+    def ready(self) -> tuple[bool, Mapping[str, Any]]:
+        """It is."""
+        return True, {"mode": "exclusive", "why": "proved"}
+
+    def slots(self) -> Sequence[Mapping[str, Any]]:
+        """One."""
+        return [{"index": 0, "state": "free"}]
+
+    def snapshots(self) -> Sequence[Mapping[str, Any]]:
+        """One."""
+        return [{"id": "a", "tokens": 5}]
+
+    def requests(self, limit: int) -> Sequence[Mapping[str, Any]]:
+        """As many as asked for."""
+        return [{"n": n} for n in range(limit)]
+
+    def metrics(self) -> tuple[bytes, str]:
+        """The real ones."""
+        return Metrics().render()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    """A server with our pages and a catch-all, as the proxy has it."""
+
+    async def backend(_request: web.Request) -> web.StreamResponse:
+        return web.Response(text="the backend")
+
+    app = web.Application()
+    install(app)
+    app.router.add_routes([*routes(View()), web.route("*", "/{path:.*}", backend)])
+    async with TestClient(TestServer(app)) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("healthz", {"alive": True}),
+        ("readyz", {"ready": True, "mode": "exclusive", "why": "proved"}),
+        ("api/slots", {"slots": [{"index": 0, "state": "free"}]}),
+        ("api/snapshots", {"snapshots": [{"id": "a", "tokens": 5}]}),
+        ("api/requests?limit=2", {"requests": [{"n": 0}, {"n": 1}]}),
+    ],
+)
+async def test_pages(client: Client, page: str, expected: object) -> None:
+    """Each page shows what the view says, as JSON; HEAD works too."""
+    answer = await client.get(f"/_slotkeeper/{page}")
+    assert (answer.status, answer.content_type) == (200, "application/json")
+    assert orjson.loads(await answer.read()) == expected
+    assert (await client.head(f"/_slotkeeper/{page}")).status == 200
+
+
+async def test_metrics(client: Client) -> None:
+    """The exposition comes with the type Prometheus wants."""
+    answer = await client.get("/_slotkeeper/metrics")
+    assert answer.headers["Content-Type"] == Metrics().render()[1]
+    assert b"slotkeeper_backend_up 0.0" in await answer.read()
+
+
+async def test_limit(client: Client) -> None:
+    """The decision log is cut to 1 to 512 rows, 100 if nothing is said."""
+    for query, count in (("", 100), ("?limit=1", 1), ("?limit=512", 512)):
+        answer = await client.get(f"/_slotkeeper/api/requests{query}")
+        assert len(orjson.loads(await answer.read())["requests"]) == count
+    for wrong in ("0", "513", "-1", "x", "", "1e2", "٣", "9" * 5000):
+        answer = await client.get("/_slotkeeper/api/requests", params={"limit": wrong})
+        assert answer.status == 400, wrong
+
+
+@pytest.mark.parametrize("path", ["/_slotkeeper", "/_slotkeeper/", "/_slotkeeper/api/nothing"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_unknown_pages(client: Client, path: str, method: str) -> None:
+    """What is under our prefix never goes to the backend; the answer names the pages."""
+    answer = await client.request(method, path)
+    error = orjson.loads(await answer.read())["error"]
+    assert (answer.status, error["type"]) == (404, "not_found_error")
+    assert "/_slotkeeper/api/slots" in error["message"]
+
+
+async def test_wrong_method(client: Client) -> None:
+    """A page that exists answers another method with 405 and says which are allowed."""
+    answer = await client.post("/_slotkeeper/metrics")
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET,HEAD")
+    assert orjson.loads(await answer.read())["error"]["code"] == 405
+
+
+async def test_other_paths(client: Client) -> None:
+    """A path that only begins like ours is the backend's."""
+    assert await (await client.get("/_slotkeeperx")).text() == "the backend"
