@@ -137,7 +137,9 @@ class App:
     def _web(self) -> web.Application:
         server = self._config.server
         tokenizer = self._config.backend.tokenizer
-        passthrough = Passthrough(self.scheduler, self.backend, self._keys)
+        passthrough = Passthrough(
+            self.scheduler, self.backend, self._keys, body_timeout=server.body_timeout
+        )
         chat = Chat(
             self.scheduler,
             self.backend,
@@ -183,6 +185,7 @@ class App:
             keepalive_timeout=CLIENT_KEEPALIVE,
             access_log=None,
             shutdown_timeout=0.5,
+            lingering_time=2.0,  # for what is left of a refused body
         )
         await self._runner.setup()
         site = web.TCPSite(self._runner, server.host, server.port)

@@ -118,11 +118,12 @@ class Server(_Frozen):
     admin_key: Key = SecretStr("")
     allowed_hosts: Names = ()
     max_body: Annotated[Size, Field(ge=1)] = 64 * 1024**2
-    max_queue: Annotated[int, Field(ge=0)] = 64
-    queue_timeout: Seconds = 600.0
+    max_queue: Annotated[int, Field(ge=0)] = 1024
+    queue_timeout: Seconds = 3600.0
     ping_interval: Annotated[Seconds, Field(gt=0)] = 10.0
     drain_timeout: Seconds = 30.0
     header_timeout: Annotated[Seconds, Field(gt=0)] = 10.0
+    body_timeout: Annotated[Seconds, Field(gt=0)] = 60.0
     log_format: Literal["auto", "console", "json"] = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

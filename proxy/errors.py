@@ -73,6 +73,13 @@ class MethodNotAllowedError(SlotkeeperError):
     kind = "invalid_request_error"
 
 
+class RequestTimeoutError(SlotkeeperError):
+    """The client did not get its body across in time."""
+
+    status = 408
+    kind = "invalid_request_error"
+
+
 class TooLargeError(SlotkeeperError):
     """The body exceeds the configured limit."""
 

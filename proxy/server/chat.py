@@ -67,7 +67,7 @@ class Chat:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve one request; the story of the product."""
-        raw = await request.read()
+        raw = await self._passthrough.body(request)
         dialect = DIALECTS[request.path]
         try:
             call = dialect.parse(raw)
@@ -149,6 +149,9 @@ class Chat:
             return self._complete(exchange, upstream, OK, await relay.whole(upstream))
         assembler = exchange.dialect.assembler(call)
         status, answer = await relay.assemble(upstream, exchange.events, assembler)
+        if assembler.lossy:  # the engine shows this text only in an answer it does not stream
+            exchange.call = replace(call, streamable=False)
+            return await self._send(exchange, lease)
         return self._complete(exchange, upstream, status, answer)
 
     async def _refused(self, exchange: Exchange, upstream: Upstream) -> web.StreamResponse:

@@ -6,11 +6,12 @@ where pins are in use it takes them all. What only reads goes straight through.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from proxy.core.placement import Need
 from proxy.core.records import Prompt, Reason
-from proxy.errors import BackendUnreachableError
+from proxy.errors import BackendUnreachableError, RequestTimeoutError
 from proxy.server.relay import passed
 
 if TYPE_CHECKING:
@@ -47,18 +48,30 @@ UNPROMPTED = Need(Prompt(seed=b"", chain=(), ends=(), size=0), exact=True, wide=
 class Passthrough:
     """Handlers of every other path."""
 
-    def __init__(self, scheduler: Scheduler, backend: Backend, keys: Keys) -> None:
-        """``keys`` says which credentials go on."""
+    def __init__(
+        self, scheduler: Scheduler, backend: Backend, keys: Keys, *, body_timeout: float
+    ) -> None:
+        """``keys`` says which credentials go on; ``body_timeout`` in seconds."""
+        self._body_timeout = body_timeout
         self._scheduler = scheduler
         self._backend = backend
         self._keys = keys
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Any request the routes name nowhere else."""
-        body = await request.read() if request.body_exists else None
+        body = await self.body(request) if request.body_exists else None
         if request.method in READ_ONLY or request.path in NOT_COMPUTING:
             return await self._forward(request, body, Reason.PASS)
         return await self.computing(request, body)
+
+    async def body(self, request: web.Request) -> bytes:
+        """The request's body, within a time: a broken chunk would hang the read for good."""
+        try:
+            async with asyncio.timeout(self._body_timeout):
+                return await request.read()
+        except TimeoutError:
+            msg = f"the body did not arrive within {self._body_timeout:.0f} s"
+            raise RequestTimeoutError(msg, hint="see server.body_timeout") from None
 
     async def computing(self, request: web.Request, body: bytes | None) -> web.StreamResponse:
         """With a lease on everything the backend may use for it."""

@@ -15,10 +15,9 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import orjson
 from aiohttp import web
@@ -27,49 +26,10 @@ from proxy.core import slotfile
 from tests.integration import fake_engine
 from tests.integration.fake_answers import MODEL, Answer, limit_of, prompts_of
 from tests.integration.fake_engine import FakeEngine, FakeSlot
+from tests.integration.fake_faults import At, Fault, Kind, Seen, as_error, as_json, matches
 from tests.state_files import state_bytes
 
-Kind = Literal["stall", "reset", "cut", "error", "bad-json", "lie", "die"]
-At = Literal["headers", "progress", "stream"]
 NO_STATE = "Unable to restore slot: No available space in KV cache or invalid slot save file"
-
-
-@dataclass
-class Fault:
-    """Strikes requests whose path and query begin with ``on`` (an action: ``"save"``).
-
-    stall: waits for ``release``. reset: the connection breaks. cut: it breaks within a chunk.
-    error: an answer with ``status`` (503: "Loading model"). bad-json: 200 and no JSON. lie: a
-    restore that says it worked and did nothing, a save that wrote less than it says. die: the
-    whole server is gone. ``at``: before the answer's headers, after the first progress event,
-    after the first token.
-    """
-
-    kind: Kind
-    on: str = ""
-    at: At = "headers"
-    times: int = 1
-    status: int = 500
-    hit: asyncio.Event = field(default_factory=asyncio.Event)
-    release: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass
-class Seen:
-    """One request as it arrived. ``cancelled``: its client left before the answer's end."""
-
-    method: str
-    target: str
-    headers: list[tuple[str, str]]
-    body: bytes = b""
-    slot: int | None = None
-    cancelled: bool = False
-    done: bool = False
-
-    @property
-    def json(self) -> Any:
-        """The body, parsed."""
-        return orjson.loads(self.body)
 
 
 SEEN = web.RequestKey("seen", Seen)
@@ -157,7 +117,7 @@ class FakeLlamaServer:
 
     def seen(self, on: str) -> list[Seen]:
         """Requests whose target begins so, or whose action is this."""
-        return [one for one in self.requests if _matches(one.target, on)]
+        return [one for one in self.requests if matches(one.target, on)]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until it holds; looked at whenever a request begins, ends or uses a slot."""
@@ -190,16 +150,16 @@ class FakeLlamaServer:
 
     def _refuse(self, request: web.Request) -> web.Response | None:
         if self.loading:
-            return _error(503, "Loading model", "unavailable_error")
+            return as_error(503, "Loading model", "unavailable_error")
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         given = request.headers.get("X-Api-Key", given)
         if self.key is not None and given != self.key and request.path != "/health":
-            return _error(401, "Invalid API Key", "authentication_error")
+            return as_error(401, "Invalid API Key", "authentication_error")
         return None
 
     def _take(self, request: web.Request, at: At, *kinds: Kind) -> Fault | None:
         for fault in self.faults:
-            if fault.at == at and fault.kind in kinds and _matches(request.path_qs, fault.on):
+            if fault.at == at and fault.kind in kinds and matches(request.path_qs, fault.on):
                 fault.times -= 1
                 if not fault.times:
                     self.faults.remove(fault)
@@ -216,7 +176,9 @@ class FakeLlamaServer:
             return None
         if fault.kind == "error":
             loading = fault.status == 503
-            return _error(fault.status, "Loading model" if loading else "it broke", "server_error")
+            return as_error(
+                fault.status, "Loading model" if loading else "it broke", "server_error"
+            )
         if fault.kind == "bad-json":
             return web.Response(body=b'{"never": ', content_type="application/json")
         transport = request.transport
@@ -241,27 +203,27 @@ class FakeLlamaServer:
             "GET /lora-adapters": lambda: self.lora,
         }
         if key in pages:
-            return _json(pages[key]())
+            return as_json(pages[key]())
         if key.startswith("POST /slots/"):
             return await self._action(request)
         if request.method != "POST":
-            return _error(404, "File Not Found", "not_found_error")
+            return as_error(404, "File Not Found", "not_found_error")
         try:
             body = request[SEEN].json
         except orjson.JSONDecodeError:
-            return _error(400, "parse error", "invalid_request_error")
+            return as_error(400, "parse error", "invalid_request_error")
         return await self._post(request, request.path.removeprefix("/v1"), body)
 
     async def _post(
         self, request: web.Request, path: str, body: dict[str, Any]
     ) -> web.StreamResponse:
         if path == "/tokenize":
-            return _json({"tokens": fake_engine.tokenize(body["content"])})
+            return as_json({"tokens": fake_engine.tokenize(body["content"])})
         if path == "/apply-template":
-            return _json({"prompt": fake_engine.render(body)})
+            return as_json({"prompt": fake_engine.render(body)})
         if path == "/chat/completions":
             if "messages" not in body:
-                return _error(400, "'messages' is required", "invalid_request_error")
+                return as_error(400, "'messages' is required", "invalid_request_error")
             return await self._complete(request, body, "chat")
         if path == "/completions" and request.path != path:
             return await self._complete(request, body, "text")
@@ -270,8 +232,8 @@ class FakeLlamaServer:
         if path == "/embeddings":
             async with self._slot(request, -1, []) as slot:
                 slot.tokens = []
-                return _json({"object": "list", "data": [{"embedding": [0.0], "index": 0}]})
-        return _error(404, "File Not Found", "not_found_error")
+                return as_json({"object": "list", "data": [{"embedding": [0.0], "index": 0}]})
+        return as_error(404, "File Not Found", "not_found_error")
 
     def _props(self) -> dict[str, Any]:
         return {
@@ -306,15 +268,15 @@ class FakeLlamaServer:
 
     async def _action(self, request: web.Request) -> web.Response:
         if self.slot_dir is None:
-            return _error(501, "This server does not support slots action", "not_supported_error")
+            return as_error(501, "This server does not support slots action", "not_supported_error")
         index, action = int(request.path.rpartition("/")[2]), request.query.get("action")
         async with self.engine.idle(index) as slot:
             if action == "erase":
                 n, slot.tokens = len(slot.tokens), []
-                return _json({"id_slot": index, "n_erased": n})
+                return as_json({"id_slot": index, "n_erased": n})
             name = request[SEEN].json["filename"]
             if "/" in name or ".." in name:
-                return _error(400, "Invalid filename", "invalid_request_error")
+                return as_error(400, "Invalid filename", "invalid_request_error")
             answer = {"id_slot": index, "filename": name}
             lie = self._take(request, "headers", "lie") is not None
             if action == "save":
@@ -323,18 +285,18 @@ class FakeLlamaServer:
                 )
                 (self.slot_dir / name).write_bytes(data[:-1] if lie else data)
                 answer |= {"n_saved": len(slot.tokens), "n_written": len(data)}
-                return _json(answer | {"timings": {"save_ms": 0.5}})
+                return as_json(answer | {"timings": {"save_ms": 0.5}})
             slot.tokens = []  # a restore that fails leaves an empty slot (finding 9)
             try:
                 data = (self.slot_dir / name).read_bytes()
                 state = slotfile.parse(lambda at, n: data[at : at + n], len(data))
             except (OSError, slotfile.SlotFileError):
-                return _error(400, NO_STATE, "invalid_request_error")
+                return as_error(400, NO_STATE, "invalid_request_error")
             if state.n_stream != self.engine.n_slots:
-                return _error(400, NO_STATE, "invalid_request_error")
+                return as_error(400, NO_STATE, "invalid_request_error")
             slot.tokens, slot.useless = state.tokens.tolist(), lie
             answer |= {"n_restored": len(slot.tokens), "n_read": len(data)}
-            return _json(answer | {"timings": {"restore_ms": 0.5}})
+            return as_json(answer | {"timings": {"restore_ms": 0.5}})
 
     # Completions
 
@@ -346,7 +308,7 @@ class FakeLlamaServer:
         else:
             prompts = prompts_of(body, fake_engine.tokenize)
         if any(len(prompt) >= self.engine.n_ctx for prompt in prompts):
-            return _error(400, "the request exceeds the context", "exceed_context_size_error")
+            return as_error(400, "the request exceeds the context", "exceed_context_size_error")
         if body.get("stream"):
             return await self._stream(request, body, kind, prompts)
         wholes = []
@@ -360,11 +322,11 @@ class FakeLlamaServer:
             assert answer is not None
             wholes.append(answer.whole())
         if kind == "native":
-            return _json(wholes if len(wholes) > 1 else wholes[0])
+            return as_json(wholes if len(wholes) > 1 else wholes[0])
         n = int(body.get("n", 1)) if len(wholes) == 1 else 1
         choices = [choice for whole in wholes for choice in whole["choices"]]
         choices = [{**choice, "index": i} for i, choice in enumerate(choices * n)]
-        return _json({**wholes[0], "choices": choices})
+        return as_json({**wholes[0], "choices": choices})
 
     async def _stream(
         self, request: web.Request, body: dict[str, Any], kind: str, prompts: list[list[int]]
@@ -452,18 +414,3 @@ class FakeLlamaServer:
     async def _step(self) -> None:
         await asyncio.sleep(0)
         await self.go.wait()
-
-
-def _matches(target: str, on: str) -> bool:
-    return target.startswith(on) or target.endswith(f"action={on}")
-
-
-def _json(value: Any) -> web.Response:
-    return web.Response(body=orjson.dumps(value), content_type="application/json", charset="utf-8")
-
-
-def _error(status: int, message: str, kind: str) -> web.Response:
-    body = {"error": {"code": status, "message": message, "type": kind}}
-    return web.Response(
-        status=status, body=orjson.dumps(body), content_type="application/json", charset="utf-8"
-    )
