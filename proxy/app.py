@@ -14,9 +14,9 @@ from aiohttp import web
 
 from proxy.backends.base import Verdict
 from proxy.backends.llama_server import LlamaServer
-from proxy.core.costs import Costs
 from proxy.core.records import Mode
 from proxy.core.retention import Limits
+from proxy.effects import Nothing
 from proxy.keeper import Keeper, Saver
 from proxy.proof import Proof
 from proxy.scheduler import Scheduler
@@ -24,7 +24,6 @@ from proxy.server import envelope, routes
 from proxy.server.chat import Chat
 from proxy.server.connections import HeaderDeadline
 from proxy.server.gate import GateRules, gate
-from proxy.server.keys import Keys
 from proxy.server.passthrough import Passthrough
 from proxy.server.record import Recorder
 from proxy.server.view import View
@@ -39,43 +38,15 @@ if TYPE_CHECKING:
 
     from proxy.backends.base import Facts
     from proxy.config import Config
-    from proxy.core.records import Prompt, Snapshot
-    from proxy.core.slots import Content
 
 log = structlog.get_logger("slotkeeper.app")
 
+KEEPER = "keeper"
 CLIENT_KEEPALIVE = 30.0  # aiohttp's own default is an hour (style-and-reliability.md 0.3)
 NO_DIRECTORY = (
     "no slot directory is named, so nothing can be saved or restored",
     "start llama-server with --slot-save-path DIR and slotkeeper with --slot-save-path DIR",
 )
-
-
-class Nothing:
-    """Effects where there is no slot directory: the mode is ``forward``, none is asked for."""
-
-    def __init__(self) -> None:
-        """Costs are still learned, for the decision log."""
-        self.costs = Costs()
-
-    def matches(self, prompt: Prompt) -> tuple[tuple[Snapshot, int], ...]:
-        """No snapshots."""
-        del prompt
-        return ()
-
-    def judge(self, expected: int, cache_n: int) -> bool:
-        """Nothing was restored, so nothing can have been in vain."""
-        return cache_n >= expected
-
-    async def save(self, slot: int, content: Content) -> Content:
-        """Nothing is saved."""
-        del slot
-        return content
-
-    async def restore(self, slot: int, snapshot: Snapshot) -> bool:
-        """Nothing can be restored."""
-        del slot, snapshot
-        return False
 
 
 class App:
@@ -123,7 +94,6 @@ class App:
                 prewarm=cache.prewarm,
             )
         self.keeper = Keeper(self.backend, self.scheduler, saver, self.metrics, prober)
-        self._keys = Keys(key)
         self._deadline = HeaderDeadline(server.header_timeout)
         self._runner: web.AppRunner | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -137,15 +107,12 @@ class App:
     def _web(self) -> web.Application:
         server = self._config.server
         tokenizer = self._config.backend.tokenizer
-        passthrough = Passthrough(
-            self.scheduler, self.backend, self._keys, body_timeout=server.body_timeout
-        )
+        passthrough = Passthrough(self.scheduler, self.backend, body_timeout=server.body_timeout)
         chat = Chat(
             self.scheduler,
             self.backend,
             Counter(self.backend, Path(tokenizer).expanduser() if tokenizer else None),
             passthrough,
-            self._keys,
             Recorder(self.metrics, self.history, time.time),
             ping_interval=server.ping_interval,
         )
@@ -192,7 +159,7 @@ class App:
         await site.start()
         await self.keeper.step()  # requests that come meanwhile wait for its verdict
         loop = asyncio.get_running_loop()
-        self._tasks.append(loop.create_task(self.keeper.run(), name="keeper"))
+        self._tasks.append(loop.create_task(self.keeper.run(), name=KEEPER))
         if self._runner.server is not None:
             watch = self._deadline.watch(self._runner.server)
             self._tasks.append(loop.create_task(watch, name="header-deadline"))
@@ -201,8 +168,10 @@ class App:
 
     async def stop(self) -> None:
         """Let answers end, save what is unsaved, close everything."""
+        self.keeper.stop()
         for task in self._tasks:
-            task.cancel()
+            if task.get_name() != KEEPER:
+                task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
         self._tasks.clear()

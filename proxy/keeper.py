@@ -18,7 +18,7 @@ from proxy.backends.base import Verdict
 from proxy.core.records import Mode, Prompt
 from proxy.core.retention import worth_saving
 from proxy.core.slots import SlotState, restored
-from proxy.errors import SlotkeeperError
+from proxy.errors import BackendRefusedError, SlotkeeperError
 from proxy.store.snapshots import StoreError
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger("slotkeeper.keeper")
 
 TICK_SECONDS = 1.0
+KEY_DEMANDED = (401, 403)
 RETRY_SECONDS = 60.0  # after a save that came to nothing
+DRAIN_TOKENS = 16  # at the end nobody waits for a save: all but the last few tokens are kept
 BUSY_SECONDS = 60.0  # unsaved work this old is saved even while other slots run
 
 
@@ -108,9 +110,6 @@ class Saver:
             return False
         if not self._scheduler.quiescent() and idle < BUSY_SECONDS:
             return False  # a save stops all slots while it runs
-        return self._unsaved(content)
-
-    def _unsaved(self, content: Content) -> bool:
         costs = self._transfer.costs
         return content.storable and worth_saving(content.n_tokens, content.n_saved, costs)
 
@@ -160,11 +159,12 @@ class Saver:
             self._scheduler.tick()
 
     async def save_all(self) -> None:
-        """At the end: whatever is worth it, as long as the backend is there."""
+        """At the end: all unsaved work, as long as the backend is there."""
         try:
-            for slot in self._scheduler.table:
-                if slot.content is not None and self._unsaved(slot.content):
-                    await self._save(slot.index)
+            for index, content in [(slot.index, slot.content) for slot in self._scheduler.table]:
+                unsaved = content.n_tokens - content.n_saved if content is not None else 0
+                if content is not None and content.storable and unsaved > DRAIN_TOKENS:
+                    await self._save(index)
         except SlotkeeperError as error:
             log.warning("drain.unsaved", why=error.message)
         await self._transfer.remember()
@@ -194,9 +194,15 @@ class Keeper:
         self._wake = asyncio.Event()
         self._judged = False  # the verdict belongs to the instance as it is now
         self._instance = ""
+        self._stopping = False
         self.up = False
         self.verdict = Verdict(Mode.FORWARD, "the backend was not reached yet")
         scheduler.on_lost = self.lost
+
+    def stop(self) -> None:
+        """``run`` returns after the step it is at."""
+        self._stopping = True
+        self._wake.set()
 
     def lost(self) -> None:
         """A connection broke: look at the backend now, not at the next tick."""
@@ -204,8 +210,8 @@ class Keeper:
         self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
-        while True:
+        """Until ``stop``; a step that has begun is finished, a save is not broken in two."""
+        while not self._stopping:
             await self.step()
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_SECONDS):
@@ -227,8 +233,11 @@ class Keeper:
         """Which backend is this; if it is not the one that was judged, judge it."""
         try:
             instance = await self._backend.instance()
+        except BackendRefusedError as error:
+            self._gone(error, up=error.answer in KEY_DEMANDED)
+            return
         except SlotkeeperError as error:
-            self._gone(error)
+            self._gone(error, up=False)
             return
         self.up = True
         self._metrics.backend_up.set(1)
@@ -246,11 +255,14 @@ class Keeper:
             if self._saver is not None and self._scheduler.mode is Mode.EXCLUSIVE:
                 await self._saver.warm()
 
-    def _gone(self, error: SlotkeeperError) -> None:
-        self.up = False
-        self._metrics.backend_up.set(0)
+    def _gone(self, error: SlotkeeperError, *, up: bool) -> None:
+        """It cannot be looked at; ``up``: only for want of a key, so clients may well get through."""
+        self.up = up
+        self._metrics.backend_up.set(up)
         self._judged = False
-        self._say(Verdict(Mode.FORWARD, f"the backend does not answer: {error.message}"))
+        why = "demands a key" if up else "does not answer"
+        advice = "set backend.key" if up else ""
+        self._say(Verdict(Mode.FORWARD, f"the backend {why}: {error.message}", advice))
         if self._scheduler.mode is not Mode.FORWARD:
             self._scheduler.forward(self._scheduler.total_slots)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -22,7 +22,6 @@ from proxy.core.records import Mode, Prompt, Reason
 from proxy.core.slots import SlotState, SlotTable, restored
 from proxy.errors import (
     BackendBrokenError,
-    BackendUnreachableError,
     BadRequestError,
     DrainingError,
     OverloadedError,
@@ -34,33 +33,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
     from proxy.backends.base import Backend, SlotView
-    from proxy.core.costs import Costs
-    from proxy.core.records import Snapshot
     from proxy.core.slots import Content
+    from proxy.effects import Effects
     from proxy.telemetry.metrics import Metrics
 
 log = structlog.get_logger("slotkeeper.scheduler")
 
 TYPICAL_SECONDS, TYPICAL_WEIGHT = 10.0, 0.2  # how long an answer takes, until some were seen
 POLL_FIRST, POLL_LAST = 0.02, 1.0  # seconds between looks at a slot that is to become idle
-
-
-class Effects(Protocol):
-    """What the scheduler can have done to slots (`transfer.Transfer`)."""
-
-    costs: Costs
-
-    def matches(self, prompt: Prompt) -> tuple[tuple[Snapshot, int], ...]:
-        """Snapshots that cover the beginning of a tokenised prompt."""
-
-    def judge(self, expected: int, cache_n: int) -> bool:
-        """Count a restore that did or did not show up."""
-
-    async def save(self, slot: int, content: Content) -> Content:
-        """Slot to disk."""
-
-    async def restore(self, slot: int, snapshot: Snapshot) -> bool:
-        """Disk to slot."""
 
 
 @dataclass(slots=True, eq=False)
@@ -308,13 +288,14 @@ class Scheduler:
                 self.table.hold(option.slot, await self._effects.save(option.slot, content))
             if option.snapshot is not None:
                 self.table.become(option.slot, SlotState.RESTORING, self._clock())
+                self.table.hold(option.slot, None)
                 ok = await self._effects.restore(option.slot, option.snapshot)
                 now = self._clock()
                 self.table.hold(
                     option.slot, restored(option.snapshot, lease.prompt, now) if ok else None
                 )
                 lease.reason = lease.reason if ok else Reason.COLD
-        except BackendUnreachableError:
+        except SlotkeeperError:
             self.lost()
             raise
         finally:

@@ -240,6 +240,9 @@ class Transfer:
         except (BackendUnreachableError, BackendTimeoutError):
             self._metrics.restored(Outcome.FAILED)
             raise
+        except asyncio.CancelledError:
+            ok = False  # the proxy is stopping; that says nothing against the file
+            raise
         except SlotkeeperError as error:
             ok = False
             log.warning("restore.failed", snapshot=snapshot.id, why=error.message)

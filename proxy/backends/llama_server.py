@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -12,7 +13,7 @@ import orjson
 
 from proxy.backends.base import Facts, SlotView, StateIO, Upstream
 from proxy.backends.transport import Headers, Transport
-from proxy.errors import BackendBrokenError, BackendRefusedError
+from proxy.errors import BackendBrokenError, BackendRefusedError, BackendTimeoutError
 
 T = TypeVar("T")
 
@@ -24,6 +25,8 @@ STATE_NAME = re.compile(r"[A-Za-z0-9_-]+\.[a-z]+")
 PROPS_IDENTITY = ("model_path", "model_ftype", "build_info", "modalities")
 MODEL_IDENTITY = ("vocab_type", "n_vocab", "n_ctx_train", "n_embd", "n_params", "size", "ftype")
 MILLISECONDS = 1e-3
+ANSWER_SECONDS = 60.0  # for a look at the server: it may be in the middle of a large batch
+ACTION_SECONDS = 300.0  # for a save or restore: gigabytes on a slow disk
 QUOTED = 200  # characters of the backend's own error message
 
 
@@ -137,8 +140,14 @@ class LlamaServer:
         """The JSON answer. ``quote``: the server's error text may be repeated, it has no prompt."""
         data = None if body is None else orjson.dumps(body)
         headers = [] if data is None else [("Content-Type", "application/json")]
-        async with self.send(method, target, headers, data) as upstream:
-            raw = await upstream.read()
+        try:
+            async with (
+                asyncio.timeout(ACTION_SECONDS if "action=" in target else ANSWER_SECONDS),
+                self.send(method, target, headers, data) as upstream,
+            ):
+                raw = await upstream.read()
+        except TimeoutError as error:
+            raise BackendTimeoutError(f"{method} {target} was not answered in time") from error
         if upstream.status != HTTPStatus.OK:
             said = _error_message(raw) if quote else ""
             raise BackendRefusedError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -84,14 +85,15 @@ def _split(prompt: Any) -> list[Any]:
 
 
 def _source(prompt: Any) -> tuple[str, Any]:
-    """How to learn the tokens of one prompt; of mixed lists and objects (media) there is no way."""
+    """How to learn the tokens of one prompt.
+
+    There is no way for mixed lists, objects (media) and numbers the engine wraps around.
+    """
     if isinstance(prompt, str):
         return "text", prompt
     if isinstance(prompt, list) and all(map(_is_token, prompt)):
-        try:
+        with suppress(OverflowError):
             return "tokens", array("i", prompt)
-        except OverflowError:
-            raise BadRequestError("'prompt' contains invalid tokens.") from None
     return "none", None
 
 

@@ -22,6 +22,7 @@ from proxy.core.records import Prompt
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import Unreadable
 from proxy.errors import BackendUnreachableError, SlotkeeperError
+from proxy.server import keys
 from proxy.server.record import CLIENT_LEFT, Exchange
 from proxy.server.relay import OK, Relay, passed, without
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from proxy.core.queue import Lease
     from proxy.dialects.base import Call, Dialect
     from proxy.scheduler import Scheduler
-    from proxy.server.keys import Keys
     from proxy.server.passthrough import Passthrough
     from proxy.server.record import Recorder
     from proxy.tokens import Counter
@@ -51,7 +51,6 @@ class Chat:
         backend: Backend,
         counter: Counter,
         passthrough: Passthrough,
-        keys: Keys,
         recorder: Recorder,
         *,
         ping_interval: float,
@@ -61,7 +60,6 @@ class Chat:
         self._backend = backend
         self._counter = counter
         self._passthrough = passthrough
-        self._keys = keys
         self._recorder = recorder
         self._ping_interval = ping_interval
 
@@ -95,7 +93,7 @@ class Chat:
 
     def _prompt(self, dialect: Dialect, call: Call, request: web.Request) -> Prompt:
         """The prefix chain; without it (a fault of ours) the request is simply cold."""
-        namespace = blake2b(self._keys.client_key(request).encode(), digest_size=16).digest()
+        namespace = blake2b(keys.client_key(request).encode(), digest_size=16).digest()
         try:
             return dialect.prompt(call, namespace)
         except Exception as error:  # noqa: BLE001 - rule 10
@@ -126,7 +124,7 @@ class Chat:
         """Send the request into its slot and relay the answer in the form the client asked for."""
         request = exchange.request
         body = exchange.dialect.upstream(exchange.call, lease.slot)
-        headers = self._keys.upstream(request, OURS)
+        headers = keys.upstream(request, OURS)
         headers.append(("Content-Type", "application/json"))
         lease.sent = True
         try:

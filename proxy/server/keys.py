@@ -1,7 +1,7 @@
 """Which key goes where.
 
 - ``server.keys`` empty: the client's ``Authorization`` and ``X-Api-Key`` go on to the backend,
-  unless ``backend.key`` is set, which then replaces them.
+  unless ``backend.key`` is set: the driver then sends that instead.
 - ``server.keys`` set: the gate checks the client's key; it ends here, and only ``backend.key``,
   if any, goes on.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proxy.backends.transport import forward_headers
 from proxy.server.gate import client_headers
 
 if TYPE_CHECKING:
@@ -18,25 +17,13 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-KEY_HEADERS = ("authorization", "x-api-key")
+
+def client_key(request: web.Request) -> str:
+    """What tells one client from another: conversations never cross keys."""
+    headers = request.headers
+    return headers.get("Authorization", "") or headers.get("X-Api-Key", "")
 
 
-class Keys:
-    """The rule above, for one configuration."""
-
-    def __init__(self, backend: str) -> None:
-        """``backend``: the backend's key or ``""``."""
-        self._backend = backend
-
-    def client_key(self, request: web.Request) -> str:
-        """What tells one client from another: conversations never cross keys."""
-        headers = request.headers
-        return headers.get("Authorization", "") or headers.get("X-Api-Key", "")
-
-    def upstream(self, request: web.Request, drop: Collection[str] = ()) -> list[tuple[str, str]]:
-        """The request's headers as the backend is to get them, ``drop`` (lower case) left out."""
-        taken = (*drop, *(KEY_HEADERS if self._backend else ()))
-        headers = forward_headers(client_headers(request), taken)
-        if self._backend:
-            headers.append(("Authorization", f"Bearer {self._backend}"))
-        return headers
+def upstream(request: web.Request, drop: Collection[str] = ()) -> list[tuple[str, str]]:
+    """The client's headers for the driver, those of the lower-case names ``drop`` left out."""
+    return [(name, value) for name, value in client_headers(request) if name.lower() not in drop]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from proxy.core.placement import Need
 from proxy.core.records import Prompt, Reason
 from proxy.errors import BackendUnreachableError, RequestTimeoutError
+from proxy.server import keys
 from proxy.server.relay import passed
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from proxy.backends.base import Backend
     from proxy.scheduler import Scheduler
-    from proxy.server.keys import Keys
 
 READ_ONLY = frozenset({"GET", "HEAD", "OPTIONS"})
 # POSTs that compute nothing (llama-server.md 1.1, 1.9)
@@ -48,14 +48,11 @@ UNPROMPTED = Need(Prompt(seed=b"", chain=(), ends=(), size=0), exact=True, wide=
 class Passthrough:
     """Handlers of every other path."""
 
-    def __init__(
-        self, scheduler: Scheduler, backend: Backend, keys: Keys, *, body_timeout: float
-    ) -> None:
-        """``keys`` says which credentials go on; ``body_timeout`` in seconds."""
+    def __init__(self, scheduler: Scheduler, backend: Backend, *, body_timeout: float) -> None:
+        """``body_timeout`` in seconds."""
         self._body_timeout = body_timeout
         self._scheduler = scheduler
         self._backend = backend
-        self._keys = keys
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Any request the routes name nowhere else."""
@@ -82,7 +79,7 @@ class Passthrough:
     async def _forward(
         self, request: web.Request, body: bytes | None, reason: Reason
     ) -> web.StreamResponse:
-        headers = self._keys.upstream(request)
+        headers = keys.upstream(request)
         try:
             async with self._backend.send(
                 request.method, request.raw_path, headers, body

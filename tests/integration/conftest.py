@@ -1,14 +1,30 @@
-"""The fake llama-server with its slot folder, and a client for it."""
+"""The fake llama-server with its slot folder, proxies in front of it, a client for both."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import io
+import logging
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any, Protocol
 
 import aiohttp
 import pytest
+import structlog
 
+from proxy.app import App
+from proxy.core.records import Mode
+from proxy.telemetry import logs
 from tests.integration.fake_llama_server import FakeLlamaServer
+from tests.integration.proxies import Proxy, settings
+
+
+class Serve(Protocol):
+    """Starts a proxy in front of the fake (or of ``url``); settings by name."""
+
+    async def __call__(self, **changes: Any) -> Proxy:
+        """It listens and has looked at the backend once."""
 
 
 @pytest.fixture
@@ -32,3 +48,50 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
     timeout = aiohttp.ClientTimeout(total=60)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         yield session
+
+
+@pytest.fixture
+async def serve(
+    fake: FakeLlamaServer,
+    slot_dir: Path,
+    client: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[Serve]:
+    """Starts proxies; they are stopped at the end, the fake released from whatever holds it."""
+    apps: list[App] = []
+
+    async def start(**changes: Any) -> Proxy:
+        folder = changes.pop("slot_dir", slot_dir)
+        app = App(settings(**{"url": fake.url, "slot_dir": folder, **changes}))
+        monkeypatch.setattr(app.keeper, "run", asyncio.Event().wait)
+        apps.append(app)
+        return Proxy(app, await app.start(), client)
+
+    yield start
+    fake.go.set()
+    for fault in fake.faults:
+        fault.times = 0
+        fault.release.set()
+    fake.faults.clear()
+    for app in apps:
+        await app.stop()
+
+
+@pytest.fixture
+async def proxy(serve: Serve) -> Proxy:
+    """A proxy that may pin and save, in front of the fake; what the probe asked is forgotten."""
+    started = await serve()
+    assert started.app.scheduler.mode is Mode.EXCLUSIVE
+    return started
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """Everything that is logged, down to debug."""
+    stream = io.StringIO()
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    logs.setup("debug", "json", stream)
+    yield stream
+    structlog.reset_defaults()
+    root.handlers[:], root.level = before

@@ -32,8 +32,11 @@ HELLO = {"messages": [{"role": "user", "content": "Say hello to Bob."}]}
 TALE = {"prompt": "Once upon a time"}
 VOLATILE = {"id", "created", "id_slot"}
 THINKING_TEMPLATE = """\
-{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
-{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}
+{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role == 'assistant' and m.reasoning_content %}
+{{- '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{%- endif %}
+{{- m.content + '<|im_end|>\\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}
 """
 THOUGHT = {**HELLO, "grammar": 'root ::= "I think</think>\\n\\nHello."'}
 SCRIPTS = 'root ::= "x😀é日本y"'  # characters of several tokens each
@@ -147,9 +150,11 @@ def compare_streams(url: str, path: str, body: dict[str, Any]) -> None:
     assert parsed(filtered(url, path, body)) == direct
 
 
-def compare_answers(url: str, path: str, body: dict[str, Any]) -> None:
-    """What is put together is the direct answer, in spelling and order too."""
-    assert ordered(assembled(url, path, body)) == ordered(ask(url, path, body))
+def compare_answers(url: str, path: str, body: dict[str, Any]) -> Any:
+    """What is put together is the direct answer, in spelling and order too; returns that."""
+    direct = ask(url, path, body)
+    assert ordered(assembled(url, path, body)) == ordered(direct)
+    return direct
 
 
 STREAMS = [
@@ -329,12 +334,19 @@ def _with_template(
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"max_tokens": 4}, {"reasoning_format": "none"}, {"max_tokens": 30, "grammar": ""}]
+    ("more", "thought"),
+    [
+        ({}, "I think"),
+        ({"max_tokens": 2}, "I think"),
+        ({"reasoning_format": "none"}, None),
+        ({"reasoning_format": "deepseek-legacy"}, "I think"),
+    ],
 )
-def test_reasoning(thinking: EngineHandle, more: dict[str, Any]) -> None:
+def test_reasoning(thinking: EngineHandle, more: dict[str, Any], thought: str | None) -> None:
     """Thoughts arrive where they do directly; also where the template's opening belongs to them."""
     body = {**SAME, **THOUGHT, **more}
-    compare_answers(thinking.url, CHAT, body)
+    direct = compare_answers(thinking.url, CHAT, body)
+    assert direct["choices"][0]["message"].get("reasoning_content") == thought
     compare_streams(thinking.url, CHAT, body)
 
 
@@ -369,7 +381,7 @@ def test_a_swallowed_answer_is_said_to_be_lossy(thinking: EngineHandle) -> None:
 def _weather(**more: Any) -> dict[str, Any]:
     """A conversation that makes even a small model call a tool."""
     messages: list[dict[str, Any]] = []
-    for city in ("Rome", "Paris", "Oslo"):
+    for city in ("Rome", "Paris"):
         function = {"name": "get_weather", "arguments": f'{{"city": "{city}"}}'}
         called = {"id": city, "type": "function", "function": function}
         messages += [
@@ -398,11 +410,10 @@ def test_tool_calls(calling: EngineHandle, more: dict[str, Any], reason: str) ->
     kind, needed = DIALECTS[CHAT].rendered(DIALECTS[CHAT].parse(orjson.dumps(body)))
     assert kind == "render"
     assert (
-        "get_weather" in ask(calling.url, "/apply-template", needed)["prompt"].split("<tools>")[1]
+        "get_weather" in ask(calling.url, "/apply-template", needed)["prompt"].split("<tools>")[2]
     )
-    direct = ask(calling.url, CHAT, body)
+    direct = compare_answers(calling.url, CHAT, body)
     assert direct["choices"][0]["finish_reason"] == reason
-    compare_answers(calling.url, CHAT, body)
     compare_streams(calling.url, CHAT, body)
 
 
@@ -484,7 +495,6 @@ REFUSED = [
     (NATIVE, b'{"prompt":null}'),
     (NATIVE, b'{"prompt":[]}'),
     (NATIVE, b'{"prompt":[1,1.5]}'),
-    (NATIVE, b'{"prompt":[1,4294967296]}'),
     (TEXT, b'{"prompt":[["a"],5]}'),
 ]
 
