@@ -1,14 +1,20 @@
-"""What the scheduler can have done to slots: the protocol, and its null form."""
+"""What the scheduler has done to slots, and how it waits for them to become idle."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from proxy.core.costs import Costs
+from proxy.errors import BackendBrokenError
 
 if TYPE_CHECKING:
+    from proxy.backends.base import Backend, SlotView
     from proxy.core.records import Prompt, Snapshot
     from proxy.core.slots import Content
+
+
+POLL_FIRST, POLL_LAST = 0.02, 1.0  # seconds between looks at a slot that is to become idle
 
 
 class Effects(Protocol):
@@ -27,6 +33,20 @@ class Effects(Protocol):
 
     async def restore(self, slot: int, snapshot: Snapshot) -> bool:
         """Disk to slot."""
+
+
+async def until_idle(backend: Backend, slot: int) -> SlotView:
+    """Poll ``/slots`` until the slot is idle: the engine notices a cancel within a batch."""
+    pause = POLL_FIRST
+    while True:
+        views = await backend.slots()
+        if slot >= len(views):
+            msg = "the backend has fewer slots than before"
+            raise BackendBrokenError(msg)
+        if not views[slot].is_processing:
+            return views[slot]
+        await asyncio.sleep(pause)
+        pause = min(POLL_LAST, pause * 1.5)
 
 
 class Nothing:

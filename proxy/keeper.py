@@ -256,7 +256,7 @@ class Keeper:
                 await self._saver.warm()
 
     def _gone(self, error: SlotkeeperError, *, up: bool) -> None:
-        """It cannot be looked at; ``up``: only for want of a key, so clients may well get through."""
+        """It cannot be looked at; ``up``: only for want of a key, clients may well get through."""
         self.up = up
         self._metrics.backend_up.set(up)
         self._judged = False

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from proxy.core.placement import LARGE_SECONDS, Need
-from proxy.core.queue import Engine, Grant, Kind, Lease, Waiting, first_free, next_up
+from proxy.core.queue import Engine, Grant, Kind, Lease, Waiting, any_start, next_up
 from proxy.core.records import Mode, Prompt, Reason
 from proxy.core.slots import SlotState, SlotTable, restored
+from proxy.effects import until_idle
 from proxy.errors import (
-    BackendBrokenError,
     BadRequestError,
     DrainingError,
     OverloadedError,
@@ -32,7 +32,7 @@ from proxy.telemetry.metrics import Where
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
-    from proxy.backends.base import Backend, SlotView
+    from proxy.backends.base import Backend
     from proxy.core.slots import Content
     from proxy.effects import Effects
     from proxy.telemetry.metrics import Metrics
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger("slotkeeper.scheduler")
 
 TYPICAL_SECONDS, TYPICAL_WEIGHT = 10.0, 0.2  # how long an answer takes, until some were seen
-POLL_FIRST, POLL_LAST = 0.02, 1.0  # seconds between looks at a slot that is to become idle
 
 
 @dataclass(slots=True, eq=False)
@@ -225,15 +224,14 @@ class Scheduler:
     def _pump(self) -> None:
         """Grant whatever can start now. Called after every change."""
         while not self._held and (found := self._next()) is not None:
-            waiting, grant = found
-            waiter = next(w for w in self._queue if w is waiting)
+            waiter, grant = found
             self._queue.remove(waiter)
             if not waiter.future.done():  # else the client left in this very moment
                 self._take(waiter.kind, grant)
                 waiter.future.set_result(grant)
         self._metrics.queue_length.set(len(self._queue))
 
-    def _next(self) -> tuple[Waiting, Grant] | None:
+    def _next(self) -> tuple[Waiter, Grant] | None:
         engine = Engine(
             slots=list(self.table),
             total_slots=self.total_slots,
@@ -248,10 +246,7 @@ class Scheduler:
         except Exception as error:  # rule 10: a fault in weighing costs time only
             self._metrics.fault(Where.PLACEMENT)
             log.exception("placement.fault", error=type(error).__name__)
-            waiter = next((w for w in self._queue if w.kind is Kind.NARROW), None)
-            grant = first_free(engine.slots)
-            busy = engine.wide or engine.permits
-            return None if busy or waiter is None or grant is None else (waiter, grant)
+            return any_start(self._queue, engine)
 
     def _take(self, kind: Kind, grant: Grant) -> None:
         option = grant.option
@@ -365,27 +360,14 @@ class Scheduler:
 
     async def _settle_sent(self, lease: Lease) -> None:
         if lease.kind is Kind.NARROW:
-            view = await self._until_idle(lease.option.slot)
+            view = await until_idle(self._backend, lease.option.slot)
             before = self.table[lease.option.slot].content
             self._hold(lease, lease.interrupted(before, view.n_tokens or 0, self._clock()))
             return
         for row in self.table:  # it may have used any: keep what provably did not change
-            view = await self._until_idle(row.index)
+            view = await until_idle(self._backend, row.index)
             if row.content is not None and view.n_tokens != row.content.n_tokens:
                 self.table.hold(row.index, None)
-
-    async def _until_idle(self, slot: int) -> SlotView:
-        """Poll ``/slots`` until the slot is idle: the engine notices a cancel within a batch."""
-        pause = POLL_FIRST
-        while True:
-            views = await self._backend.slots()
-            if slot >= len(views):
-                msg = "the backend has fewer slots than before"
-                raise BackendBrokenError(msg)
-            if not views[slot].is_processing:
-                return views[slot]
-            await asyncio.sleep(pause)
-            pause = min(POLL_LAST, pause * 1.5)
 
     # Housekeeping
 

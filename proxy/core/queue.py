@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from proxy.core.placement import AGEING, LARGE_SECONDS, Need, Option, hot, options
 from proxy.core.records import Reason
@@ -37,6 +37,9 @@ class Waiting:
     need: Need
     kind: Kind
     queued: float
+
+
+W = TypeVar("W", bound=Waiting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +72,14 @@ class Grant:
 
 
 def next_up(
-    queue: Iterable[Waiting],
+    queue: Iterable[W],
     engine: Engine,
     costs: Costs,
     now: float,
     matches: Callable[[Prompt], tuple[tuple[Snapshot, int], ...]],
-) -> tuple[Waiting, Grant] | None:
+) -> tuple[W, Grant] | None:
     """The waiting request that starts now: least cost, less what it has waited; None: none can."""
-    best: tuple[float, Waiting, Grant] | None = None
+    best: tuple[float, W, Grant] | None = None
     for waiting in queue:
         grant = startable(waiting, engine, costs, now, matches)
         if grant is not None:
@@ -134,11 +137,19 @@ def unpinned(reason: Reason) -> Grant:
     return Grant(Option(slot=-1, reason=reason, hit=0, n_tokens=0))
 
 
-def first_free(slots: Iterable[Slot]) -> Grant | None:
-    """Where a request goes when weighing failed: any free slot, as if nothing were known."""
-    for slot in slots:
-        if slot.state is SlotState.FREE:
-            return Grant(Option(slot=slot.index, reason=Reason.BYPASS, hit=0, n_tokens=0))
+def any_start(queue: Iterable[W], engine: Engine) -> tuple[W, Grant] | None:
+    """Who starts when weighing failed: the first in line, in any free slot."""
+    free = [slot.index for slot in engine.slots if slot.state is SlotState.FREE]
+    if engine.wide or engine.permits or not free:
+        return None
+    for waiting in queue:
+        if waiting.kind is Kind.WIDE and len(free) < len(engine.slots):
+            return None
+        if waiting.kind is Kind.WIDE:
+            return waiting, unpinned(Reason.WIDE)
+        slot = free[0] if waiting.need.wanted is None else waiting.need.wanted
+        if waiting.kind is Kind.NARROW and slot in free:
+            return waiting, Grant(Option(slot=slot, reason=Reason.BYPASS, hit=0, n_tokens=0))
     return None
 
 

@@ -178,7 +178,9 @@ def test_n_2_streams_both_choices(front: ProxyProcess) -> None:
     assert "prompt_progress" not in raw
 
 
-def test_do_not_store_is_obeyed(engine: EngineFactory, proxy: ProxyFactory, tiny_model: Any) -> None:
+def test_do_not_store_is_obeyed(
+    engine: EngineFactory, proxy: ProxyFactory, tiny_model: Any
+) -> None:
     """Neither while idle nor at the drain."""
     server = engine(tiny_model)
     front = proxy(server, CACHE__IDLE_SECONDS="0")

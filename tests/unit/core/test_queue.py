@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from proxy.core.placement import LARGE_SECONDS, Need, Option
-from proxy.core.queue import Engine, Grant, Kind, Lease, Waiting, first_free, next_up
+from proxy.core.queue import Engine, Grant, Kind, Lease, Waiting, any_start, next_up
 from proxy.core.records import Prompt, Reason, Snapshot
 from proxy.core.slots import Content, Slot, SlotState
 from tests.unit.factories import chat, content, costs, need, snapshot
@@ -136,7 +136,9 @@ def test_a_wide_request_waits_for_every_slot_and_holds_back_those_behind_it() ->
 def test_nothing_is_pinned_while_an_unpinned_request_runs(other: dict[str, object]) -> None:
     """DESIGN.md rule 2."""
     for kind in (Kind.NARROW, Kind.WIDE):
-        assert next_up([waiting(SMALL, kind)], engine(FREE, **other), COSTS, NOW, no_matches) is None
+        assert (
+            next_up([waiting(SMALL, kind)], engine(FREE, **other), COSTS, NOW, no_matches) is None
+        )
 
 
 @pytest.mark.parametrize(("total", "used", "starts"), [(4, 3, True), (4, 4, False), (0, 99, True)])
@@ -150,14 +152,25 @@ def test_permits_are_as_many_as_slots(total: int, used: int, *, starts: bool) ->
 
 
 def test_when_weighing_fails_any_free_slot_will_do() -> None:
-    """A fault costs time, not the answer."""
-    grant = first_free([BUSY, Slot(2)])
-    assert grant is not None
-    assert (grant.option.slot, grant.option.reason) == (2, Reason.BYPASS)
-    assert first_free([BUSY]) is None
+    """A fault costs time, not the answer: first come, first served, ids and widths respected."""
+    named, plain = waiting(replace(SMALL, wanted=1)), waiting(SMALL)
+    wide, permit = waiting(SMALL, Kind.WIDE), waiting(SMALL, Kind.PERMIT)
+    found = any_start([named, plain], engine(FREE, BUSY))
+    assert found is not None
+    assert found[0] is plain
+    assert (found[1].option.slot, found[1].option.reason) == (0, Reason.BYPASS)
+    assert any_start([wide, plain], engine(FREE, BUSY)) is None
+    found = any_start([wide], engine(FREE))
+    assert found is not None
+    assert found[1].option.reason is Reason.WIDE
+    assert any_start([permit], engine(FREE)) is None
+    assert any_start([plain], engine(BUSY)) is None
+    assert any_start([plain], engine(FREE, permits=1)) is None
 
 
-def lease(reason: Reason = Reason.COLD, kind: Kind = Kind.NARROW, prompt: Prompt | None = None) -> Lease:
+def lease(
+    reason: Reason = Reason.COLD, kind: Kind = Kind.NARROW, prompt: Prompt | None = None
+) -> Lease:
     """A lease on slot 3."""
     option = Grant(Option(3, reason, 0, 100)).option
     return Lease(option, kind, prompt or chat("q"), reason, queued=0.0, started=NOW)

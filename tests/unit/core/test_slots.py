@@ -15,7 +15,7 @@ BUSY = [state for state in SlotState if state is not SlotState.FREE]
 def test_a_new_table_is_free_and_knows_nothing() -> None:
     """A backend just proved holds nothing we know of."""
     table = SlotTable(3)
-    assert [row for row in table] == [Slot(0), Slot(1), Slot(2)]
+    assert list(table) == [Slot(0), Slot(1), Slot(2)]
     assert len(table) == 3
     assert table.all_free()
 
