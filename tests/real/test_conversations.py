@@ -121,7 +121,8 @@ def final_bytes(proxy: ProxyProcess, talks: list[Conversation]) -> float:
     rows = proxy.admin("api/snapshots")["snapshots"]
     per_token = sum(r["bytes"] for r in rows) / sum(r["tokens"] for r in rows)
     generated = [t.replies[-1].body["timings"]["predicted_n"] - 1 for t in talks]
-    return per_token * sum(t.replies[-1].prompt + g for t, g in zip(talks, generated, strict=True))
+    tokens = sum(t.replies[-1].prompt + g for t, g in zip(talks, generated, strict=True))
+    return float(per_token * tokens)
 
 
 @pytest.fixture

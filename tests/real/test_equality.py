@@ -381,7 +381,7 @@ def test_a_swallowed_answer_is_said_to_be_lossy(thinking: EngineHandle) -> None:
 def _weather(**more: Any) -> dict[str, Any]:
     """A conversation that makes even a small model call a tool."""
     messages: list[dict[str, Any]] = []
-    for city in ("Rome", "Paris"):
+    for city in ("Rome", "Paris", "Oslo"):
         function = {"name": "get_weather", "arguments": f'{{"city": "{city}"}}'}
         called = {"id": city, "type": "function", "function": function}
         messages += [
@@ -399,7 +399,6 @@ def _weather(**more: Any) -> dict[str, Any]:
     ("more", "reason"),
     [
         ({}, "tool_calls"),
-        ({"parallel_tool_calls": True}, "tool_calls"),
         ({"max_tokens": 20}, "length"),
         ({"tool_choice": "auto", "logit_bias": []}, "stop"),
     ],
