@@ -7,6 +7,7 @@ that end within a character, text held back for a stop string when the answer hi
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import orjson
@@ -14,7 +15,7 @@ import orjson
 DONE = b"[DONE]"
 
 
-class _Assembled:
+class _Assembled(ABC):
     """Reads events, keeps the error event if one comes. Subclasses gather what they need."""
 
     def __init__(self) -> None:
@@ -40,8 +41,9 @@ class _Assembled:
         """The error event, in the form of the engine's error answers."""
         return self._error
 
+    @abstractmethod
     def _take(self, event: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """Gather one event of an answer."""
 
 
 class NativeAnswer(_Assembled):

@@ -6,6 +6,7 @@ answer cannot mislead that look: what is found is parsed before it counts.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import orjson
@@ -16,7 +17,7 @@ _NO_EVENTS = (b"[DONE]", b"null")
 _SHARED = ("created", "model", "system_fingerprint", "id")
 
 
-class Filter(Observed):
+class Filter(Observed, ABC):
     """The filter of the text APIs; chat adds to it."""
 
     def __init__(self, *, own_progress: bool, ping_id: str, created: int, model: str) -> None:
@@ -59,8 +60,9 @@ class Filter(Observed):
     def _withheld(self, event: dict[str, Any]) -> None:
         """A progress event is about to be swallowed."""
 
+    @abstractmethod
     def _blank(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """An event without content."""
 
     def _learn(self, event: dict[str, Any]) -> None:
         if self._known:

@@ -24,7 +24,7 @@ from proxy.dialects.base import Unreadable
 from proxy.errors import BackendUnreachableError, SlotkeeperError
 from proxy.server import keys
 from proxy.server.record import CLIENT_LEFT, Exchange
-from proxy.server.relay import OK, Relay, passed, without
+from proxy.server.relay import OK, Relay, without
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -153,10 +153,17 @@ class Chat:
         return self._complete(exchange, upstream, status, answer)
 
     async def _refused(self, exchange: Exchange, upstream: Upstream) -> web.StreamResponse:
-        """The backend said no: its own words, as an event where the headers have left already."""
+        """The backend said no: its own words, as an event where the headers have left already.
+
+        Read whole first: meanwhile a ping may send the headers.
+        """
+        body = await upstream.read()
         if exchange.client.begun:
-            return await exchange.client.say(await upstream.read())
-        return await passed(exchange.request, upstream, {"X-Slotkeeper": exchange.note()})
+            return await exchange.client.say(body)
+        response = web.Response(status=upstream.status, body=body)
+        response.headers.update({"X-Slotkeeper": exchange.note()})
+        response.headers.extend(without(upstream.headers, ("content-length",)))
+        return response
 
     def _complete(
         self, exchange: Exchange, upstream: Upstream, status: int, body: bytes

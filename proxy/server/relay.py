@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from aiohttp import web
 
-from proxy.core.sse import Parser, encode
+from proxy.core.sse import Event, Parser, encode
 from proxy.errors import BackendBrokenError
 
 if TYPE_CHECKING:
@@ -112,13 +112,15 @@ class Relay:
         parser = Parser()
         while chunk := await upstream.read_some():
             out = bytearray()
-            for event in parser.feed(chunk):
+            for event in _events(parser, chunk):
                 data = event.data if event.comment_only else events.feed(event.data)
                 if data is not None:
                     out += event.raw if data is event.data else encode(data)
             self._observe(events)
             if out:
                 await client.relay(bytes(out))
+        if parser.pending:
+            raise _broken("it ended in the middle of an event")
         self._finish(events.timings, truncated=events.truncated)
         return await client.write(b"")
 
@@ -127,19 +129,18 @@ class Relay:
     ) -> tuple[int, bytes]:
         """The whole answer for a client that does not stream: status and JSON body."""
         parser = Parser()
-        while chunk := await upstream.read_some():
-            for event in parser.feed(chunk):
-                if not event.comment_only:
-                    events.feed(event.data)
-                    assembler.feed(event.data)
-            self._observe(events)
-        if (error := assembler.error()) is not None:
-            return _status(error), error
         try:
+            while chunk := await upstream.read_some():
+                for event in _events(parser, chunk):
+                    if not event.comment_only:
+                        events.feed(event.data)
+                        assembler.feed(event.data)
+                self._observe(events)
+            if (error := assembler.error()) is not None:
+                return _status(error), error
             answer = assembler.answer()
         except ValueError as error:
-            msg = f"the answer ended early: {error}"
-            raise BackendBrokenError(msg, hint="see the backend's log") from error
+            raise _broken(str(error)) from error
         self._finish(events.timings, truncated=events.truncated)
         return OK, answer
 
@@ -182,6 +183,17 @@ class Relay:
 def without(headers: list[tuple[str, str]], names: Collection[str]) -> list[tuple[str, str]]:
     """``headers`` but those of the lower-case ``names``."""
     return [(name, value) for name, value in headers if name.lower() not in names]
+
+
+def _events(parser: Parser, chunk: bytes) -> list[Event]:
+    try:
+        return parser.feed(chunk)
+    except ValueError as error:
+        raise _broken(str(error)) from error
+
+
+def _broken(why: str) -> BackendBrokenError:
+    return BackendBrokenError(f"the answer is broken: {why}", hint="see the backend's log")
 
 
 def _status(error: bytes) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import logging
 from collections.abc import AsyncIterator, Iterator
@@ -63,7 +62,7 @@ async def serve(
     async def start(**changes: Any) -> Proxy:
         folder = changes.pop("slot_dir", slot_dir)
         app = App(settings(**{"url": fake.url, "slot_dir": folder, **changes}))
-        monkeypatch.setattr(app.keeper, "run", asyncio.Event().wait)
+        monkeypatch.setattr(app.keeper, "run", _never)
         apps.append(app)
         return Proxy(app, await app.start(), client)
 
@@ -75,6 +74,10 @@ async def serve(
     fake.faults.clear()
     for app in apps:
         await app.stop()
+
+
+async def _never() -> None:
+    """The keeper's loop: tests say when it looks."""
 
 
 @pytest.fixture

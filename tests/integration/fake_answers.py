@@ -44,10 +44,10 @@ class Answer:
     def closing(self) -> list[dict[str, Any]]:
         """The last events; for OpenAI's kinds ``[DONE]`` follows."""
         if self.kind == "native":
-            return [self.whole()]
+            return [{**self.whole(), "content": ""}]
         last = self._openai({}, "", self._finish())
         if self.kind == "text" or not self.usage:
-            usage = {"usage": self._usage()} if self.usage else {}
+            usage = {"usage": self._usage()} if self.usage or self.kind == "text" else {}
             return [{**last, **usage, "timings": self.timings()}]
         extra = {"choices": [], "usage": self._usage(), "timings": self.timings()}
         return [last, {**last, **extra}]

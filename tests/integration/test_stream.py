@@ -124,9 +124,10 @@ async def test_pings(
         rest = await whole(answer)
     await asyncio.gather(*held)
     got = [one for one in [*pings, *rest.events] if one != DONE]
-    assert rest.headers["x-slotkeeper"].startswith("pending")
+    if silent != "progress":
+        assert rest.headers["x-slotkeeper"].startswith("pending")
     assert len({one.get("id") for one in got}) == 1
-    assert {frozenset(one) for one in pings} <= {frozenset(one) for one in wanted[:-1]}
+    assert all(set(one) <= set(wanted[0]) for one in pings)
     assert all(text(one) == "" for one in pings)
     spoken = [one for one in got if text(one)]
     assert len(spoken) == len([one for one in wanted if text(one)])
