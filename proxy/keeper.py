@@ -57,7 +57,7 @@ class Floor(Protocol):
     def unhold(self) -> None:
         """Give it back."""
 
-    def drive(self, total_slots: int) -> None:
+    def drive(self, total_slots: int, n_ctx: int) -> None:
         """Pins and snapshots from now on."""
 
     def forward(self, total_slots: int) -> None:
@@ -167,7 +167,10 @@ class Saver:
                     await self._save(index)
         except SlotkeeperError as error:
             log.warning("drain.unsaved", why=error.message)
-        await self._transfer.remember()
+        try:
+            await self._transfer.remember()
+        except OSError as error:
+            log.warning("drain.forgotten", error=type(error).__name__)
 
 
 class Keeper:
@@ -226,6 +229,8 @@ class Keeper:
                 await self._saver.save_idle()
         except (SlotkeeperError, StoreError, OSError) as error:
             log.warning("keeper.step-failed", error=type(error).__name__, why=str(error))
+        except Exception as error:  # a bug in one step must not end all later ones
+            log.exception("keeper.fault", error=type(error).__name__)
         self._scheduler.tick()
         self._metrics.slots(Counter(slot.state for slot in self._scheduler.table))
 
@@ -276,7 +281,7 @@ class Keeper:
             return
         if verdict.mode is Mode.EXCLUSIVE and self._saver is not None:
             await self._saver.adopt(verdict.fingerprint)
-            self._scheduler.drive(facts.total_slots)
+            self._scheduler.drive(facts.total_slots, facts.n_ctx)
         self._judged = True
         self._say(verdict)
 

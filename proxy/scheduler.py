@@ -80,7 +80,7 @@ class Scheduler:
         self._quiet = asyncio.Event()  # something ended
         self.table = SlotTable()
         self.mode = Mode.FORWARD
-        self.total_slots = 0
+        self.total_slots = self._n_ctx = 0
         self.draining = False
         self.on_lost: Callable[[], None] = lambda: None
 
@@ -101,9 +101,10 @@ class Scheduler:
             waiter.kind = Kind.PERMIT
         self._pump()
 
-    def drive(self, total_slots: int) -> None:
+    def drive(self, total_slots: int, n_ctx: int) -> None:
         """The backend is proved, and idle (held): pins and snapshots from now on."""
         self.table = SlotTable(total_slots)
+        self._n_ctx = n_ctx
         self.mode, self.total_slots = Mode.EXCLUSIVE, total_slots
 
     def quiescent(self) -> bool:
@@ -340,9 +341,10 @@ class Scheduler:
             self.spawn(self._settle(lease, task), "settle")
 
     def _hold(self, lease: Lease, content: Content | None) -> None:
-        """Beliefs are kept only about a backend that is proved."""
-        exclusive = self.mode is Mode.EXCLUSIVE
-        self.table.hold(lease.option.slot, content if exclusive else None)
+        """Beliefs are kept only of a proved backend, and of a context that did not shift."""
+        shifted = content is not None and content.n_tokens > self._n_ctx
+        known = self.mode is Mode.EXCLUSIVE and not shifted
+        self.table.hold(lease.option.slot, content if known else None)
 
     async def _settle(self, lease: Lease, task: asyncio.Task[None] | None) -> None:
         """An answer that did not end by itself: its slot is free once the engine is idle."""

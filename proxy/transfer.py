@@ -23,7 +23,7 @@ from proxy.errors import (
     SlotkeeperError,
 )
 from proxy.store.snapshots import StageError, StoreError
-from proxy.telemetry.metrics import Cause, Outcome
+from proxy.telemetry.metrics import Cause, Outcome, Where
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,6 +127,16 @@ class Transfer:
 
         Raises only ``BackendUnreachableError``: all else is counted, logged and costs time only.
         """
+        try:
+            return await self._save(slot, content)
+        except SlotkeeperError:
+            raise
+        except Exception as error:  # rule 10: no fault of the cache fails a request
+            self._metrics.fault(Where.SAVE)
+            log.exception("save.fault", slot=slot, error=type(error).__name__)
+            return content
+
+    async def _save(self, slot: int, content: Content) -> Content:
         refusal = await self._room(content)
         if refusal:
             self._metrics.saved(Outcome.REFUSED)
@@ -226,6 +236,16 @@ class Transfer:
         After False the slot is empty (a failed restore clears it, llama-server.md 0.9). Raises
         ``BackendUnreachableError`` when the backend went away: the intent then stays open.
         """
+        try:
+            return await self._load(slot, snapshot)
+        except SlotkeeperError:
+            raise
+        except Exception as error:  # rule 10
+            self._metrics.fault(Where.RESTORE)
+            log.exception("restore.fault", slot=slot, error=type(error).__name__)
+            return False
+
+    async def _load(self, slot: int, snapshot: Snapshot) -> bool:
         try:
             name = await self._store.stage(snapshot, self._clock())
         except (StageError, StoreError, OSError) as error:

@@ -153,7 +153,7 @@ def forward(n: int = 100, parallel: int = 200) -> None:
 
 
 def canaries(url: str, engine: str, n: int) -> dict[str, int]:
-    """Answers that hold another conversation's canary; those unlike a second asking; the most at once."""
+    """Answers with a foreign canary, with their own, unlike a second asking; the most at once."""
     names = [f"{WORD[i % 20]}{1000 + i * 37}" for i in range(n)]
     asked = [
         {

@@ -81,6 +81,8 @@ def upstream(call: Call, slot: int | None, *, usage: bool = False) -> bytes:
     fields: dict[str, Any] = {}
     if slot is not None:
         fields["id_slot"] = slot
+        if "n_cache_reuse" not in call.body:
+            fields["n_cache_reuse"] = 0  # the server's own default could shift KV (rule 8)
     elif isinstance(call.body.get("id_slot"), int | float):
         fields["id_slot"] = -1
     if not call.stream and call.streamable:

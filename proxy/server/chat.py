@@ -126,7 +126,7 @@ class Chat:
         body = exchange.dialect.upstream(exchange.call, lease.slot)
         headers = keys.upstream(request, OURS)
         headers.append(("Content-Type", "application/json"))
-        lease.sent = True
+        lease.sent, lease.ended = True, False
         try:
             async with self._backend.send("POST", request.raw_path, headers, body) as upstream:
                 exchange.status = upstream.status

@@ -88,7 +88,7 @@ async def proxy(serve: Serve) -> Proxy:
     return started
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def log() -> Iterator[io.StringIO]:
     """Everything that is logged, down to debug."""
     stream = io.StringIO()

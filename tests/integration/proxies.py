@@ -121,6 +121,10 @@ class Proxy:
         """Until no lease is held and nothing settles."""
         await self.app.scheduler.quiet()
 
+    def queued(self) -> int:
+        """How many requests wait for a slot."""
+        return len(self.app.scheduler._queue)
+
     def tokens(self) -> list[int | None]:
         """What each slot is believed to hold."""
         table = self.app.scheduler.table
@@ -162,6 +166,12 @@ async def event(answer: aiohttp.ClientResponse) -> Any:
     raw = await answer.content.readuntil(b"\n\n")
     data = raw.removeprefix(b"data: ").strip()
     return data if data == DONE else orjson.loads(data)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let everything else run until it holds; what can be awaited should be."""
+    while not condition():
+        await asyncio.sleep(0)
 
 
 async def settled(count: Callable[[], int]) -> int:

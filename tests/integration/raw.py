@@ -68,5 +68,7 @@ async def raw_server(pieces: Iterable[bytes], *, gated: bool = False) -> AsyncIt
 
 def chunked(*parts: bytes) -> bytes:
     """A whole stream of these parts, each a chunk."""
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
     return head + b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (*parts, b""))

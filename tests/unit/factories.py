@@ -29,10 +29,12 @@ def content(prompt: Prompt, n_tokens: int, *, used: float = 0.0, **other: object
     return replace(made, **other)  # type: ignore[arg-type]
 
 
-def snapshot(tokens: Sequence[int], id: str = "a", *, size: int = 0, used: float = 0.0) -> Snapshot:
+def snapshot(
+    tokens: Sequence[int], name: str = "a", *, size: int = 0, used: float = 0.0
+) -> Snapshot:
     """A snapshot of these tokens, all of which came from the prompt."""
     return Snapshot(
-        id=id,
+        id=name,
         fingerprint="f" * 32,
         seed=SEED,
         tokens=array("i", tokens),

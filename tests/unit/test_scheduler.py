@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 
@@ -22,7 +22,7 @@ from proxy.errors import (
 from proxy.scheduler import Scheduler
 from proxy.telemetry.metrics import Metrics
 from tests.unit.doubles import Clock, FakeBackend, FakeEffects
-from tests.unit.factories import chat, content, costs, need, snapshot
+from tests.unit.factories import chat, costs, need, snapshot
 
 
 async def unresolved() -> Prompt:
@@ -48,7 +48,7 @@ class Bench:
             queue_timeout=queue_timeout,
         )
         if total:
-            self.scheduler.drive(total)
+            self.scheduler.drive(total, 4096)
         self.table = self.scheduler.table
 
     def lease(self, request: Need, resolve: Callable[[], Awaitable[Prompt]] = unresolved) -> object:
@@ -62,6 +62,15 @@ class Bench:
             self.scheduler.observed(lease, cached, n_prompt)
             lease.finish(n_tokens)
         return lease
+
+    async def broken_off(self, request: Need, *, sent: bool = True, seen: int = 0) -> None:
+        """A client that leaves, after ``seen`` prompt tokens were announced if any."""
+        with suppress(ConnectionError):
+            async with self.scheduler.lease(request, unresolved) as lease:
+                lease.sent = sent
+                if seen:
+                    self.scheduler.observed(lease, 0, seen)
+                raise ConnectionError
 
 
 @pytest.fixture
@@ -106,6 +115,12 @@ async def test_an_answer_leaves_its_conversation_in_the_slot(bench: Bench) -> No
     held = bench.table[0].content
     assert held is not None
     assert (held.n_tokens, held.n_prompt) == (190, 160)
+
+
+async def test_a_context_that_shifted_is_not_believed_in(bench: Bench) -> None:
+    """More tokens than fit: the KV is no function of the tokens any more."""
+    await bench.turn(need(chat("long")), 0, 4000, 4097)
+    assert bench.table[0].content is None
 
 
 async def test_two_conversations_live_in_two_slots(bench: Bench) -> None:
@@ -255,11 +270,7 @@ async def test_a_backend_lost_during_a_restore_is_believed_in_no_more(bench: Ben
 async def test_an_interrupted_answer_frees_its_slot_when_the_engine_is_idle(bench: Bench) -> None:
     """Not before: a cancelled request runs on until the end of its batch."""
     bench.backend.occupy(0, 0, busy=frozenset({0}))
-    with pytest.raises(ConnectionError):
-        async with bench.scheduler.lease(need(chat("long")), unresolved) as lease:
-            lease.sent = True
-            bench.scheduler.observed(lease, 0, 2000)
-            raise ConnectionError
+    await bench.broken_off(need(chat("long")), seen=2000)
     bench.backend.asked.clear()
     await bench.backend.asked.wait()
     assert bench.table[0].state is SlotState.LEASED
@@ -274,9 +285,7 @@ async def test_a_lease_never_sent_changes_nothing(bench: Bench) -> None:
     """What the slot held, it still holds; the backend is not asked."""
     await bench.turn(need(chat("sys")), 0, 500, 500)
     before = bench.table[0].content
-    with pytest.raises(ConnectionError):
-        async with bench.scheduler.lease(need(chat("sys", "more")), unresolved):
-            raise ConnectionError
+    await bench.broken_off(need(chat("sys", "more")), sent=False)
     await bench.scheduler.quiet()
     assert bench.table[0].content is before
     assert not bench.backend.asked.is_set()
@@ -285,10 +294,7 @@ async def test_a_lease_never_sent_changes_nothing(bench: Bench) -> None:
 async def test_an_engine_that_is_gone_when_asked_is_lost(bench: Bench) -> None:
     """The slot is freed, nothing is believed."""
     bench.backend.down = True
-    with pytest.raises(ConnectionError):
-        async with bench.scheduler.lease(q(), unresolved) as lease:
-            lease.sent = True
-            raise ConnectionError
+    await bench.broken_off(q())
     await bench.scheduler.quiet()
     assert bench.scheduler.mode is Mode.FORWARD
     bench.backend.down = False
@@ -298,10 +304,7 @@ async def test_a_backend_with_fewer_slots_than_before_is_lost() -> None:
     """It is another one."""
     bench = Bench()
     bench.backend.views = []
-    with pytest.raises(ConnectionError):
-        async with bench.scheduler.lease(q(), unresolved) as lease:
-            lease.sent = True
-            raise ConnectionError
+    await bench.broken_off(q())
     await bench.scheduler.quiet()
     assert bench.scheduler.mode is Mode.FORWARD
 
@@ -355,7 +358,7 @@ async def test_who_waits_when_the_mode_changes_waits_for_the_other_thing(bench: 
     late, event = await start(bench, q("late"))
     wide, event2 = await start(bench, Need(chat(), exact=True, wide=True))
     assert not bench.scheduler.hold()
-    bench.scheduler.drive(2)
+    bench.scheduler.drive(2, 4096)
     bench.table = bench.scheduler.table
     event.set()
     event2.set()

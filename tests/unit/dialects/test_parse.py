@@ -164,7 +164,8 @@ def test_not_streamed(path: str, field: dict[str, Any]) -> None:
     call = parse(path, **HI, prompt="a", **field)
     assert not call.streamable
     assert DIALECTS[path].upstream(call, None) is call.raw
-    assert orjson.loads(DIALECTS[path].upstream(call, 1)) == {**call.body, "id_slot": 1}
+    pinned = {**call.body, "id_slot": 1, "n_cache_reuse": 0}
+    assert orjson.loads(DIALECTS[path].upstream(call, 1)) == pinned
 
 
 @pytest.mark.parametrize("body", [{"stop": []}, {"stop": None}, {"logprobs": False}])
@@ -241,7 +242,8 @@ def test_tokens_are_known_at_once() -> None:
 def test_upstream_of_a_streaming_client() -> None:
     """Progress is asked for, usage is not; the client's bytes lead."""
     body = {**HI, "stream": True}
-    assert sent(CHAT, 1, **body) == {**body, "id_slot": 1, "return_progress": True}
+    pinned = {"id_slot": 1, "n_cache_reuse": 0}
+    assert sent(CHAT, 1, **body) == {**body, **pinned, "return_progress": True}
     raw = orjson.dumps(body)
     assert DIALECTS[CHAT].upstream(DIALECTS[CHAT].parse(raw), 1).startswith(raw[:-1])
     asked = {**body, "return_progress": True}
