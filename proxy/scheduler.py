@@ -150,9 +150,11 @@ class Scheduler:
 
     async def _obtain(self, need: Need, resolve: Callable[[], Awaitable[Prompt]]) -> Lease:
         waiter = self._enqueue(need)
+        if waiter.future.done():
+            return self._open(waiter, waiter.future.result())
         try:
             async with asyncio.timeout(self._queue_timeout):
-                if waiter.kind is Kind.NARROW and not waiter.future.done() and not need.exact:
+                if not (need.exact or need.wide) and (waiter.kind is Kind.NARROW or self._held):
                     await self._resolve(waiter, resolve)
                 grant = await waiter.future
         except TimeoutError:

@@ -7,6 +7,7 @@ ends at once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import signal
 import sys
@@ -60,6 +61,7 @@ async def _serve(config: Config, on_ready: Callable[[str], None] | None) -> int:
     app = App(config)
     try:
         url = await app.start()
+        gc.freeze()  # what lives as long as the process is not looked through again
         log.info("listening", url=url, backend=config.backend.url, mode=str(app.scheduler.mode))
         if on_ready is not None:
             on_ready(url)

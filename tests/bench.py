@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,17 +70,21 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def first_token(port: int, body: bytes) -> float:
-    """Milliseconds from sending to the first event that carries text."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+def first_token(
+    connection: http.client.HTTPConnection, body: bytes, headers: dict[str, str]
+) -> float:
+    """Milliseconds from sending to the first event that carries text.
+
+    The connection is kept where the server keeps it, as client libraries do; llama-server ends it
+    with every stream, which ``Connection: close`` only says beforehand.
+    """
     started = time.perf_counter()
-    connection.request("POST", CHAT, body, {"Content-Type": "application/json"})
+    connection.request("POST", CHAT, body, {"Content-Type": "application/json", **headers})
     answer = connection.getresponse()
     took = 0.0
     while line := answer.readline():
         if not took and line.startswith(b"data: {") and b'"content":"' in line:
             took = (time.perf_counter() - started) * 1000
-    connection.close()
     return took
 
 
@@ -88,19 +93,28 @@ def percentile(values: list[float], share: float) -> float:
     return statistics.quantiles(values, n=1000, method="inclusive")[round(share * 1000) - 1]
 
 
-def overhead(n: int = 200) -> None:
-    """Alternating in one run: direct, proxy, direct again."""
-    with rig(context=4096) as both:
+def overhead(n: int = 200, threads: int = 1) -> None:
+    """Alternating in one run: direct, proxy, direct again.
+
+    One engine thread: with as many as there are cores the engine spins on all of them, and what
+    is measured is how the scheduler of the machine divides them between engine, proxy and client.
+    """
+    with rig(context=4096, threads=threads) as both:
         messages = [{"role": "user", "content": prose(700, 1)}]
         request = {"messages": messages, "max_tokens": 4, "temperature": 0, "stream": True}
         body = orjson.dumps(request)
         pinned = orjson.dumps({**request, "id_slot": 0})
         slot = ask(both.proxy.url, CHAT, {**request, "stream": False}).headers["x-slotkeeper"]
         assert "slot=0" in slot
+        ports = {"direct": both.engine.port, "proxy": both.proxy.port, "control": both.engine.port}
         arms: dict[str, Callable[[], float]] = {
-            "direct": lambda: first_token(both.engine.port, pinned),
-            "proxy": lambda: first_token(both.proxy.port, body),
-            "control": lambda: first_token(both.engine.port, pinned),
+            name: partial(
+                first_token,
+                http.client.HTTPConnection("127.0.0.1", port, timeout=60),
+                body if name == "proxy" else pinned,
+                {} if name == "proxy" else {"Connection": "close"},
+            )
+            for name, port in ports.items()
         }
         for arm in arms.values():
             for _ in range(5):
@@ -111,9 +125,8 @@ def overhead(n: int = 200) -> None:
             for name in order:
                 times[name].append(arms[name]())
         for name, values in times.items():
-            say(
-                f"{name:8} p50 {percentile(values, 0.5):7.2f} ms  p99 {percentile(values, 0.99):7.2f} ms"
-            )
+            p50, p99 = percentile(values, 0.5), percentile(values, 0.99)
+            say(f"{name:8} p50 {p50:7.2f} ms  p99 {p99:7.2f} ms")
         for name in ("proxy", "control"):
             gaps = [a - b for a, b in zip(times[name], times["direct"], strict=True)]
             p50, p99 = percentile(gaps, 0.5), percentile(gaps, 0.99)

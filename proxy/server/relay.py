@@ -119,6 +119,8 @@ class Relay:
             self._observe(events)
             if out:
                 await client.relay(bytes(out))
+            elif not client.begun and self._lease.cache_n is not None:
+                await client.write(b"")  # the reuse is known: the headers travel while it computes
         if parser.pending:
             raise _broken("it ended in the middle of an event")
         self._finish(events.timings, truncated=events.truncated)

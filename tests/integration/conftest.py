@@ -57,14 +57,15 @@ async def serve(
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Serve]:
     """Starts proxies; they are stopped at the end, the fake released from whatever holds it."""
-    apps: list[App] = []
+    started: list[Proxy] = []
 
     async def start(**changes: Any) -> Proxy:
         folder = changes.pop("slot_dir", slot_dir)
         app = App(settings(**{"url": fake.url, "slot_dir": folder, **changes}))
         monkeypatch.setattr(app.keeper, "run", _never)
-        apps.append(app)
-        return Proxy(app, await app.start(), client)
+        started.append(Proxy(app, "", client))
+        started[-1].url = await app.start()
+        return started[-1]
 
     yield start
     fake.go.set()
@@ -72,8 +73,8 @@ async def serve(
         fault.times = 0
         fault.release.set()
     fake.faults.clear()
-    for app in apps:
-        await app.stop()
+    for proxy in started:
+        await proxy.stop()
 
 
 async def _never() -> None:

@@ -12,10 +12,13 @@ from typing import Any
 
 import aiohttp
 import orjson
+from pydantic import BaseModel
 
 from proxy.app import App
 from proxy.config import Backend, Cache, Config, Server
 from proxy.core.records import Mode
+from tests.integration.fake_faults import Seen
+from tests.integration.fake_llama_server import FakeLlamaServer
 
 CHAT = "/v1/chat/completions"
 DONE = b"[DONE]"
@@ -34,7 +37,7 @@ def settings(url: str, slot_dir: Path | None, **changes: Any) -> Config:
         "ping_interval": 3600,
         **changes,
     }
-    sections = {"server": Server, "backend": Backend, "cache": Cache}
+    sections: dict[str, type[BaseModel]] = {"server": Server, "backend": Backend, "cache": Cache}
     return Config.model_validate(
         {
             name: {key: value for key, value in given.items() if key in model.model_fields}
@@ -82,6 +85,7 @@ class Proxy:
     app: App
     url: str
     client: aiohttp.ClientSession
+    stopped: bool = False
 
     @asynccontextmanager
     async def open(
@@ -130,8 +134,15 @@ class Proxy:
         table = self.app.scheduler.table
         return [row.content.n_tokens if row.content else None for row in table]
 
+    async def stop(self) -> None:
+        """As after a signal; once."""
+        if not self.stopped:
+            self.stopped = True
+            await self.app.stop()
+
     async def kill(self) -> None:
         """As kill -9 leaves things: nothing is drained, nothing saved."""
+        self.stopped = True
         for task in self.app._tasks:
             task.cancel()
         await asyncio.wait(self.app._tasks)
@@ -161,6 +172,11 @@ def chat(text: str, **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 4, **more}
 
 
+def posts(fake: FakeLlamaServer) -> list[Seen]:
+    """What the fake was asked to do, in order; not the looks at it that come at any time."""
+    return [one for one in fake.requests if one.method == "POST"]
+
+
 async def event(answer: aiohttp.ClientResponse) -> Any:
     """The next event of a stream, as soon as it is there."""
     raw = await answer.content.readuntil(b"\n\n")
@@ -170,7 +186,7 @@ async def event(answer: aiohttp.ClientResponse) -> Any:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let everything else run until it holds; what can be awaited should be."""
-    while not condition():
+    while not condition():  # noqa: ASYNC110 - the proxy has no event for every change
         await asyncio.sleep(0)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 from typing import Any
 
+import aiohttp
 import pytest
 
 from proxy.core.records import Mode
@@ -86,9 +87,7 @@ async def test_a_save_that_fails(proxy: Proxy, fake: FakeLlamaServer, kind: Any)
     assert (await talk(proxy, "one")).reason == "slot-hit"
 
 
-async def test_a_save_before_a_displacement_that_fails(
-    proxy: Proxy, fake: FakeLlamaServer
-) -> None:
+async def test_a_save_before_a_displacement_that_fails(proxy: Proxy, fake: FakeLlamaServer) -> None:
     """The request that needed the slot is answered all the same."""
     fake.fail("error", on="save", times=9)
     for name in SAVED:
@@ -207,3 +206,33 @@ async def test_silence(serve: Serve, fake: FakeLlamaServer) -> None:
     await fake.until(lambda: fake.seen(CHAT)[0].cancelled)
     assert stall.hit.is_set()
     assert (await proxy.chat("hello")).status == 200
+
+
+async def test_a_fault_in_the_background(
+    proxy: Proxy, fake: FakeLlamaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug met while the backend is judged is logged; the next look judges it."""
+
+    async def broken(*_: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(proxy.app.keeper, "_prober", broken)
+    await fake.restart()
+    await proxy.look(Mode.FORWARD)
+    assert (await proxy.chat("served all the same")).status == 200
+    monkeypatch.undo()
+    await proxy.look(Mode.EXCLUSIVE)
+
+
+async def test_a_fault_at_the_end(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that takes nothing any more does not keep the proxy from ending."""
+
+    async def full(*_: Any, **__: Any) -> Any:
+        raise StoreError(errno.ENOSPC, "no space left on device")
+
+    await talk(proxy, "one")
+    for method in ("publish", "put", "discard"):
+        monkeypatch.setattr(proxy.app.store, method, full)
+    await proxy.stop()
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await proxy.chat("anybody there")

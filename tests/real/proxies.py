@@ -122,7 +122,7 @@ class ProxyProcess:
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             if self.process is None or self.process.poll() is not None:
-                raise AssertionError(f"the proxy ended:\n{self.log}")
+                raise AssertionError(f"the proxy ended:\n{self.log[-2000:]}")
             try:
                 ready = ask(self.url, "/_slotkeeper/readyz").body
             except URLError:
@@ -130,7 +130,7 @@ class ProxyProcess:
             if ready.get("ready") and ready.get("mode") == mode:
                 return
             time.sleep(0.05)
-        raise AssertionError(f"the proxy is not ready in mode {mode}:\n{self.log}")
+        raise AssertionError(f"the proxy is not ready in mode {mode}:\n{self.log[-2000:]}")
 
     def stop(self, sig: int = signal.SIGTERM) -> int:
         """Signal it and wait; the exit status."""
