@@ -108,12 +108,13 @@ class App:
         server = self._config.server
         tokenizer = self._config.backend.tokenizer
         passthrough = Passthrough(self.scheduler, self.backend, body_timeout=server.body_timeout)
+        recorder = Recorder(self.metrics, self.history, time.time)
         chat = Chat(
             self.scheduler,
             self.backend,
             Counter(self.backend, Path(tokenizer).expanduser() if tokenizer else None),
             passthrough,
-            Recorder(self.metrics, self.history, time.time),
+            recorder,
             ping_interval=server.ping_interval,
         )
         view = View(self.scheduler, self.keeper, self.transfer, self.history, self.metrics)
@@ -128,6 +129,7 @@ class App:
             client_max_size=server.max_body, middlewares=[self._deadline.heard, gate(rules)]
         )
         envelope.install(app)
+        app.middlewares.insert(0, recorder.observe)
         app.add_routes(routes.table(chat, passthrough, view))
         return app
 

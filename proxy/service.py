@@ -12,7 +12,7 @@ import importlib
 import signal
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -21,7 +21,7 @@ from proxy.store.snapshots import StoreError
 from proxy.telemetry import logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from proxy.config import Config
 
@@ -60,7 +60,9 @@ async def _serve(config: Config, on_ready: Callable[[str], None] | None) -> int:
     _on_signal(stop)
     app = App(config)
     try:
-        url = await app.start()
+        url = await _first(app.start(), stop)
+        if url is None:
+            return 0
         gc.freeze()  # what lives as long as the process is not looked through again
         log.info("listening", url=url, backend=config.backend.url, mode=str(app.scheduler.mode))
         if on_ready is not None:
@@ -71,6 +73,19 @@ async def _serve(config: Config, on_ready: Callable[[str], None] | None) -> int:
         await app.stop()
     log.info("stopped")
     return 0
+
+
+async def _first(start: Coroutine[Any, Any, str], stop: asyncio.Event) -> str | None:
+    """The URL, or None when a signal came first (a silent backend can take a while)."""
+    loop = asyncio.get_running_loop()
+    starting, stopping = loop.create_task(start), loop.create_task(stop.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if starting.done():
+        return await starting
+    starting.cancel()
+    await asyncio.wait({starting})
+    return None
 
 
 def _on_signal(stop: asyncio.Event) -> None:

@@ -143,7 +143,9 @@ class LlamaServer:
         try:
             async with (
                 asyncio.timeout(ACTION_SECONDS if "action=" in target else ANSWER_SECONDS),
-                self.send(method, target, headers, data) as upstream,
+                self._transport.send(
+                    method, target, self._with_key(headers), data, keep=True
+                ) as upstream,
             ):
                 raw = await upstream.read()
         except TimeoutError as error:

@@ -111,8 +111,13 @@ class Transport:
         target: str,
         headers: Headers,
         body: bytes | AsyncIterator[bytes] | None,
+        *,
+        keep: bool = False,
     ) -> AbstractAsyncContextManager[Answer]:
         """Send one request; the context begins when the answer's headers are there.
+
+        ``keep``: the connection may serve again. Not after a stream: llama-server ends those
+        without saying so, and the next request could meet the dying connection.
 
         ``target`` is path and query, sent as it is. Leaving the context before the body's end
         closes the connection, which is how llama-server learns that nobody waits any more.
@@ -122,17 +127,24 @@ class Transport:
         """
         if not target.startswith("/") or not target.isprintable() or " " in target:
             raise ValueError("a request target starts with / and holds no blanks")
-        return self._send(method, URL(self._base + target, encoded=True), headers, body)
+        sent = CIMultiDict(forward_headers(headers))
+        if not keep:
+            sent["Connection"] = "close"
+        return self._send(method, URL(self._base + target, encoded=True), sent, body)
 
     @asynccontextmanager
     async def _send(
-        self, method: str, url: URL, headers: Headers, body: bytes | AsyncIterator[bytes] | None
+        self,
+        method: str,
+        url: URL,
+        headers: CIMultiDict[str],
+        body: bytes | AsyncIterator[bytes] | None,
     ) -> AsyncIterator[Answer]:
         with _named_failures():
             response = await self._open().request(
                 method,
                 url,
-                headers=CIMultiDict(forward_headers(headers)),
+                headers=headers,
                 data=body,
                 allow_redirects=False,
                 skip_auto_headers=NOT_INVENTED,

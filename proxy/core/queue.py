@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from proxy.core.records import Prompt, Snapshot
 
 
+SPARED_TOKENS = 32  # less is the template's own opening, which every prompt shares
+
+
 class Kind(StrEnum):
     """How much a request takes: one slot, every slot, or a counting permit where none is pinned."""
 
@@ -185,9 +188,10 @@ class Lease:
         if self.cache_n is not None:
             return False
         self.cache_n, self.prompt_n = cache_n, prompt_n
+        spared = cache_n >= SPARED_TOKENS or 2 * cache_n >= prompt_n
         if self.reason in (Reason.COLD, Reason.SLOT_HIT):
-            self.reason = Reason.SLOT_HIT if cache_n else Reason.COLD
-        elif self.reason is Reason.RESTORED and not cache_n:
+            self.reason = Reason.SLOT_HIT if spared else Reason.COLD
+        elif self.reason is Reason.RESTORED and not spared:
             self.reason = Reason.COLD
         return True
 

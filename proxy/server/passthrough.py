@@ -13,6 +13,7 @@ from proxy.core.placement import Need
 from proxy.core.records import Prompt, Reason
 from proxy.errors import BackendUnreachableError, RequestTimeoutError
 from proxy.server import keys
+from proxy.server.record import LEASE
 from proxy.server.relay import passed
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Passthrough:
     async def computing(self, request: web.Request, body: bytes | None) -> web.StreamResponse:
         """With a lease on everything the backend may use for it."""
         async with self._scheduler.lease(UNPROMPTED, _nothing_to_resolve) as lease:
+            request[LEASE] = lease
             lease.sent = True
             return await self._forward(request, body, lease.reason)
 

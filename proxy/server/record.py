@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import structlog
+from aiohttp import web
 
+from proxy.core.queue import Lease
 from proxy.core.records import Reason
-from proxy.server.envelope import REQUEST_ID
+from proxy.server.envelope import REQUEST_ID, Handler
+from proxy.server.gate import OWN
 from proxy.server.relay import Client
 from proxy.telemetry.history import Decision
 from proxy.telemetry.metrics import PathClass, Where
@@ -15,15 +18,16 @@ from proxy.telemetry.metrics import PathClass, Where
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiohttp import web
+    from aiohttp.typedefs import Middleware
 
-    from proxy.core.queue import Lease
     from proxy.dialects.base import Call, Dialect
     from proxy.telemetry.history import History
     from proxy.telemetry.metrics import Metrics
 
 log = structlog.get_logger("slotkeeper.request")
 
+LEASE = web.RequestKey("lease", Lease)  # set where something computes outside the cached path
+RECORDED = web.RequestKey("recorded", bool)
 CLIENT_LEFT = 499  # only in logs: nobody is there to read it
 FORESEEN = (Reason.SLOT_HIT, Reason.COLD, Reason.RESTORED)  # what only the engine can confirm
 PATH_CLASSES = {
@@ -77,8 +81,44 @@ class Recorder:
         self._metrics.fault(Where.PROMPT)
         log.error("prefix.fault", error=type(error).__name__)
 
+    @property
+    def observe(self) -> Middleware:
+        """The outermost middleware: requests of the paths that are not cached leave a line too."""
+
+        @web.middleware
+        async def observed(request: web.Request, handler: Handler) -> web.StreamResponse:
+            started, status, reason = self.now(), CLIENT_LEFT, Reason.REFUSED
+            try:
+                response = await handler(request)
+                status = response.status
+                reason = Reason.PASS if "X-Slotkeeper" in response.headers else reason
+                return response
+            finally:
+                if RECORDED not in request:
+                    self._other(request, started, status, reason)
+
+        return observed
+
+    def _other(self, request: web.Request, started: float, status: int, reason: Reason) -> None:
+        """Anything but the cached path. What only reads is not kept in the decision log."""
+        lease = request.get(LEASE)
+        decision = Decision(
+            request_id=request[REQUEST_ID],
+            at=started,
+            path=request.path,
+            reason=lease.reason if lease else reason,
+            status=status,
+            total=self.now() - started,
+            queued=lease.queued if lease else 0.0,
+        )
+        if request.path.startswith(OWN):
+            self._metrics.request(PathClass.OWN, Reason.PASS, status, total=decision.total)
+            return
+        self._close(decision, PathClass.COMPUTE if lease else PathClass.PLAIN, keep=bool(lease))
+
     def request(self, exchange: Exchange) -> None:
-        """It is over."""
+        """A request of the cached path is over."""
+        exchange.request[RECORDED] = True
         now = self.now()
         lease = exchange.lease
         reason = lease.reason if lease else Reason.REFUSED
@@ -96,12 +136,19 @@ class Recorder:
             first_token=exchange.client.first_after(),
             costs=[option.explain() for option in lease.weighed] if lease else (),
         )
-        self._history.add(decision)
-        kind = PATH_CLASSES.get(exchange.request.path, PathClass.COMPLETION)
+        self._close(decision, PATH_CLASSES.get(decision.path, PathClass.COMPLETION), keep=True)
+
+    def _close(self, decision: Decision, kind: PathClass, *, keep: bool) -> None:
+        if keep:
+            self._history.add(decision)
         self._metrics.request(
-            kind, reason, exchange.status, total=decision.total, first_token=decision.first_token
+            kind,
+            decision.reason,
+            decision.status,
+            total=decision.total,
+            first_token=decision.first_token,
         )
-        if exchange.status == CLIENT_LEFT:
+        if decision.status == CLIENT_LEFT:
             self._metrics.disconnects.inc()
         line = {k: v for k, v in decision.as_json().items() if k not in {"costs", "note", "at"}}
         log.info("request", prompt_tokens=line.pop("prompt"), **line)

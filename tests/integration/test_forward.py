@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
+from aiohttp import ClientError
 from yarl import URL
 
 from proxy.core.records import Mode
@@ -264,3 +265,33 @@ async def test_head_and_empty_answers(serve: Serve) -> None:
                     "70000" if method == "HEAD" else "0", "",
                 )  # fmt: skip
                 assert b"70000" not in head or answer.headers["Content-Length"] == "70000"
+
+
+@pytest.mark.parametrize("target", ["/v1/embeddings", "/tokenize"])
+async def test_lost_while_passing_through(proxy: Proxy, fake: FakeLlamaServer, target: str) -> None:
+    """A connection that breaks before the answer is a 502, and nothing is believed any more."""
+    await proxy.chat(LONG)
+    fake.fail("reset", on=target)
+    answer = await proxy.ask(target, {"input": "x", "content": "x"})
+    assert (answer.status, answer.json["error"]["source"]) == (502, "backend")
+    await proxy.quiet()
+    assert proxy.app.scheduler.mode is Mode.FORWARD
+    await proxy.look(Mode.EXCLUSIVE)
+    assert (await proxy.ask(target, {"input": "x", "content": "x"})).status == 200
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [b"Content-Length: 9\r\n\r\n1234", b"Transfer-Encoding: chunked\r\n\r\n4\r\n1234\r\n"],
+)
+async def test_cut_while_passing_through(serve: Serve, framing: bytes) -> None:
+    """A body that breaks off breaks off for the client, too: no orderly end makes it look whole."""
+    async with raw_server([b"HTTP/1.1 200 OK\r\n" + framing]) as raw:
+        raw.target = "/v1/embeddings"
+        proxy = await serve(url=raw.url, slot_dir=None)
+        try:
+            answer = await proxy.ask("/v1/embeddings", {"input": "x"})
+        except ClientError:  # the reset overtook the answer's beginning
+            return
+    assert answer.broken
+    assert answer.raw in (b"", b"1234")

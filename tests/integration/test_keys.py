@@ -148,7 +148,7 @@ async def test_nothing_private_is_told(
         for body in bodies:
             await proxy.ask(CHAT, body, headers=SENT)
         await proxy.ask("/v1/embeddings", {"input": text}, headers=SENT)
-        await proxy.ask(f"/{CANARY}?key={OTHER}", method="GET", headers=SENT)
+        await proxy.ask(f"/page?key={OTHER}&q={CANARY}", method="GET", headers=SENT)
         await proxy.look()
     await proxy.quiet()
     told = [log.getvalue(), proxy.app.metrics.render()[0].decode()]
