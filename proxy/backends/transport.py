@@ -103,7 +103,7 @@ class Transport:
         self._timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=connect_timeout, sock_read=silence_timeout
         )
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by: may connections serve again
 
     def send(
         self,
@@ -127,24 +127,24 @@ class Transport:
         """
         if not target.startswith("/") or not target.isprintable() or " " in target:
             raise ValueError("a request target starts with / and holds no blanks")
-        sent = CIMultiDict(forward_headers(headers))
-        if not keep:
-            sent["Connection"] = "close"
-        return self._send(method, URL(self._base + target, encoded=True), sent, body)
+        url = URL(self._base + target, encoded=True)
+        return self._send(method, url, headers, body, keep=keep)
 
     @asynccontextmanager
     async def _send(
         self,
         method: str,
         url: URL,
-        headers: CIMultiDict[str],
+        headers: Headers,
         body: bytes | AsyncIterator[bytes] | None,
+        *,
+        keep: bool,
     ) -> AsyncIterator[Answer]:
         with _named_failures():
-            response = await self._open().request(
+            response = await self._open(keep=keep).request(
                 method,
                 url,
-                headers=headers,
+                headers=CIMultiDict(forward_headers(headers)),
                 data=body,
                 allow_redirects=False,
                 skip_auto_headers=NOT_INVENTED,
@@ -155,23 +155,28 @@ class Transport:
             # at the body's end the connection is back in the pool already and this does nothing
             response.close()
 
-    def _open(self) -> aiohttp.ClientSession:
+    def _open(self, *, keep: bool) -> aiohttp.ClientSession:
         # not in __init__: a session belongs to the running loop
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
+        if keep not in self._sessions:
+            connector = (
+                aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
+                if keep
+                else aiohttp.TCPConnector(limit=0, force_close=True)
+            )
+            self._sessions[keep] = aiohttp.ClientSession(
                 auto_decompress=False,
                 trust_env=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=self._timeout,
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS),
+                connector=connector,
             )
-        return self._session
+        return self._sessions[keep]
 
     async def close(self) -> None:
         """Close all connections; what still runs over them fails."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        while self._sessions:
+            _, session = self._sessions.popitem()
+            await session.close()
 
 
 @contextmanager
