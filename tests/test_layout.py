@@ -21,16 +21,15 @@ def dotted(module: Path) -> str:
 
 @pytest.fixture(scope="module")
 def reached() -> set[str]:
-    """Modules that a test in integration or real names: imports, runs, or says it is about."""
-    folders = (ROOT / "tests" / "integration", ROOT / "tests" / "real")
-    texts = [p.read_text(encoding="utf-8") for folder in folders for p in folder.rglob("test_*.py")]
+    """Modules that a test names: imports, runs, or says it is about."""
+    texts = [p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("test_*.py")]
     words = {word for text in texts for word in re.findall(r"proxy(?:\.\w+)+", text)}
     return {dotted(m) for m in MODULES if dotted(m) in words}
 
 
 @pytest.mark.parametrize("module", MODULES, ids=dotted)
 def test_every_module_is_tested(module: Path, reached: set[str]) -> None:
-    """A module has its own test file in tests/unit, or a test that starts it names it.
+    """A module has its own test file in tests/unit, or a test that is about it names it.
 
     ``base`` modules are types alone, ``__main__`` is a call: their users are tested.
     """

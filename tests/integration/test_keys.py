@@ -1,4 +1,7 @@
-"""Which key goes where, and that neither keys nor prompts are seen anywhere else."""
+"""Which key goes where, and that neither keys nor prompts are seen anywhere else.
+
+About proxy.server.keys and the gate.
+"""
 
 from __future__ import annotations
 

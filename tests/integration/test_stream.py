@@ -1,4 +1,7 @@
-"""Streams through the proxy: equal to direct ones, at once, and honest when something breaks."""
+"""Streams through the proxy: equal to direct ones, at once, and honest when something breaks.
+
+About proxy.server.chat and proxy.server.relay.
+"""
 
 from __future__ import annotations
 

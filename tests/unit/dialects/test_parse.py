@@ -1,4 +1,8 @@
-"""Requests as the proxy reads them, and what it sends on."""
+"""Requests as the proxy reads them, and what it sends on.
+
+About proxy.dialects.body, proxy.dialects.text, proxy.dialects.openai_chat,
+proxy.dialects.openai_completion, proxy.dialects.llama_completion and proxy.dialects.infill.
+"""
 
 from __future__ import annotations
 
