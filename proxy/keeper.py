@@ -34,6 +34,8 @@ log = structlog.get_logger("slotkeeper.keeper")
 
 TICK_SECONDS = 1.0
 KEY_DEMANDED = (401, 403)
+PATIENCE_SECONDS = 10.0  # how long new requests may be held up for a proof
+REST_TICKS = 60  # looks until that is asked of a busy backend again
 RETRY_SECONDS = 60.0  # after a save that came to nothing
 DRAIN_TOKENS = 16  # at the end nobody waits for a save: all but the last few tokens are kept
 BUSY_SECONDS = 60.0  # unsaved work this old is saved even while other slots run
@@ -51,8 +53,8 @@ class Floor(Protocol):
     def quiescent(self) -> bool:
         """No request runs or waits."""
 
-    def hold(self) -> bool:
-        """Take everything, if nothing runs or waits."""
+    async def hold(self, patience: float) -> bool:
+        """Take everything, if what runs ends in ``patience`` seconds."""
 
     def unhold(self) -> None:
         """Give it back."""
@@ -197,6 +199,7 @@ class Keeper:
         self._wake = asyncio.Event()
         self._judged = False  # the verdict belongs to the instance as it is now
         self._instance = ""
+        self._rest = 0
         self._stopping = False
         self.up = False
         self.verdict = Verdict(Mode.FORWARD, "the backend was not reached yet")
@@ -252,13 +255,25 @@ class Keeper:
             self._scheduler.forward(self._scheduler.total_slots)
             self._judged = False
         self._instance = instance
-        if not self._judged and self._scheduler.hold():
-            try:
-                await self._judge()
-            finally:
-                self._scheduler.unhold()
-            if self._saver is not None and self._scheduler.mode is Mode.EXCLUSIVE:
-                await self._saver.warm()
+        self._rest = max(0, self._rest - 1)
+        if not self._judged and (not self._rest or self._scheduler.quiescent()):
+            await self._prove()
+
+    async def _prove(self) -> None:
+        """Judge with the backend to ourselves: new requests wait a moment, running ones end first.
+
+        Without that, clients that never pause would keep a restarted backend in ``forward``.
+        """
+        self._rest = REST_TICKS
+        if not await self._scheduler.hold(PATIENCE_SECONDS):
+            return
+        try:
+            await self._judge()
+        finally:
+            self._scheduler.unhold()
+        if self._saver is not None and self._scheduler.mode is Mode.EXCLUSIVE:
+            self._rest = 0
+            await self._saver.warm()
 
     def _gone(self, error: SlotkeeperError, *, up: bool) -> None:
         """It cannot be looked at; ``up``: only for want of a key, clients may well get through."""

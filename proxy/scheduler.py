@@ -10,7 +10,7 @@ The mutable state: the queue of waiting requests, the slot table, the permits in
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -86,10 +86,8 @@ class Scheduler:
 
     def __repr__(self) -> str:
         """Answers the operator's question in one line."""
-        return (
-            f"<Scheduler {self.mode} [{len(self._queue)} queued | {len(self._running)} running] "
-            f"{self.table!r}>"
-        )
+        counts = f"[{len(self._queue)} queued | {len(self._running)} running]"
+        return f"<Scheduler {self.mode} {counts} {self.table!r}>"
 
     # Mode
 
@@ -111,11 +109,15 @@ class Scheduler:
         """No request runs or waits: a save would disturb nobody."""
         return not (self._running or self._queue)
 
-    def hold(self) -> bool:
-        """Take everything for the keeper if nothing runs or waits. Ends with ``unhold``."""
-        idle = self.quiescent() and not self._tasks and self.table.all_free()
-        self._held = self._held or idle
-        return idle
+    async def hold(self, patience: float) -> bool:
+        """Nothing new starts; True if what runs ends within ``patience`` s. Then ``unhold``."""
+        self._held = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await self.quiet()
+                return True
+        self.unhold()
+        return False
 
     def unhold(self) -> None:
         """The keeper is done; what came meanwhile was queued for the mode before."""
@@ -372,8 +374,6 @@ class Scheduler:
             view = await until_idle(self._backend, row.index)
             if row.content is not None and view.n_tokens != row.content.n_tokens:
                 self.table.hold(row.index, None)
-
-    # Housekeeping
 
     def tick(self) -> None:
         """Time passed, or the keeper changed the table: decide again."""

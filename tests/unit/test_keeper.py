@@ -146,14 +146,54 @@ async def test_a_probe_that_breaks_off_is_tried_again_and_holds_nobody_up() -> N
     assert bench.scheduler.mode is Mode.EXCLUSIVE
 
 
-async def test_nothing_is_probed_while_requests_run() -> None:
+async def test_nothing_is_probed_while_requests_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe has the backend to itself, or does not happen."""
     bench = Bench()
+    monkeypatch.setattr("proxy.keeper.PATIENCE_SECONDS", 0.01)
     async with bench.scheduler.lease(need(chat("q", tokens=range(5))), chat):  # type: ignore[arg-type]
         await bench.keeper.step()
         assert bench.probes == 0
     await bench.keeper.step()
     assert bench.probes == 1
+
+
+async def test_clients_that_never_pause_do_not_keep_a_backend_unproved() -> None:
+    """New requests wait for the proof, the running one ends first; then all go on, pinned."""
+    bench = Bench()
+    async with bench.scheduler.lease(need(chat("q", tokens=range(5))), chat) as first:  # type: ignore[arg-type]
+        step = asyncio.get_running_loop().create_task(bench.keeper.step())
+        await asyncio.wait({step}, timeout=0.01)
+        assert first.slot is None
+        second = bench.scheduler.lease(need(chat("r", tokens=range(5))), chat)  # type: ignore[arg-type]
+        entering = asyncio.get_running_loop().create_task(second.__aenter__())
+        await asyncio.wait({entering}, timeout=0.01)
+        assert not entering.done()
+    await step
+    lease = await entering
+    assert lease.slot is not None
+    lease.finish(5)
+    await second.__aexit__(None, None, None)
+
+
+async def test_a_backend_that_stays_busy_is_asked_only_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Holding up new requests must not become a habit."""
+    monkeypatch.setattr("proxy.keeper.PATIENCE_SECONDS", 0.01)
+    bench = Bench()
+    holds = 0
+    hold = bench.scheduler.hold
+
+    async def counted(patience: float) -> bool:
+        nonlocal holds
+        holds += 1
+        return await hold(patience)
+
+    monkeypatch.setattr(bench.scheduler, "hold", counted)
+    async with bench.scheduler.lease(need(chat("q", tokens=range(5))), chat):  # type: ignore[arg-type]
+        for _ in range(20):
+            await bench.keeper.step()
+    assert (holds, bench.probes) == (1, 0)
 
 
 async def test_another_instance_means_empty_slots_and_a_new_proof() -> None:
