@@ -44,7 +44,7 @@ log = structlog.get_logger("slotkeeper.app")
 KEEPER = "keeper"
 CLIENT_KEEPALIVE = 30.0  # aiohttp's own default is an hour (style-and-reliability.md 0.3)
 NO_DIRECTORY = (
-    "no slot directory is named, so nothing can be saved or restored",
+    "no slot directory is named, or caching is off, so nothing can be saved or restored",
     "start llama-server with --slot-save-path DIR and slotkeeper with --slot-save-path DIR",
 )
 

@@ -6,7 +6,10 @@ of the proxy: a wrong mode could cost an answer, a probe costs a second.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import TYPE_CHECKING
+
+import orjson
 
 from proxy.backends.base import Verdict
 from proxy.backends.probe import probe
@@ -38,8 +41,11 @@ class Proof:
 
         Raises what the backend raises when it goes away in the middle.
         """
+        # LoRA adapters can be changed in a running server, and with them what its states are
+        identity = orjson.dumps(facts.identity, option=orjson.OPT_SORT_KEYS, default=dict)
+        key = f"{facts.instance}-{blake2b(identity, digest_size=8).hexdigest()}"
         if facts.instance:
-            row = await self._store.get(KIND, facts.instance)
+            row = await self._store.get(KIND, key)
             known = _from_row(row) if row else None
             if known is not None:
                 return known
@@ -53,7 +59,7 @@ class Proof:
             self._backend, slot_dir=self._slot_dir, slots=slots, facts=facts, files=files
         )
         if facts.instance and verdict.mode is Mode.EXCLUSIVE:
-            await self._store.put(KIND, facts.instance, _as_row(verdict))
+            await self._store.put(KIND, key, _as_row(verdict))
         return verdict
 
 

@@ -1,8 +1,7 @@
 """Leases: who may make the backend compute, in which slot, and when.
 
 One event loop, no locks. Every decision is a synchronous pass over queue and slot table (`_pump`),
-taken again whenever something changed. What a decision needs done (save a slot, restore a
-snapshot) runs afterwards, while the slot is marked as busy with it.
+taken again whenever something changed. What it needs done runs afterwards, in a marked slot.
 
 The mutable state: the queue of waiting requests, the slot table, the permits in use.
 """
@@ -171,13 +170,12 @@ class Scheduler:
 
     def _enqueue(self, need: Need) -> Waiter:
         if self.draining:
-            msg = "slotkeeper is shutting down"
-            raise DrainingError(msg, hint="try again in a moment", retry_after=5)
+            why = "slotkeeper is shutting down"
+            raise DrainingError(why, hint="try again in a moment", retry_after=5)
         exclusive = self.mode is Mode.EXCLUSIVE
         if exclusive and need.wanted is not None and need.wanted >= self.total_slots:
             msg = f"id_slot {need.wanted} does not exist: the backend has {self.total_slots} slots"
-            hint = f"use 0 to {self.total_slots - 1}, or leave id_slot out"
-            raise BadRequestError(msg, hint=hint)
+            raise BadRequestError(msg, hint="use a smaller number, or leave id_slot out")
         if len(self._queue) >= self._max_queue:
             msg = f"{len(self._queue)} requests are already waiting"
             raise OverloadedError(msg, hint="try again, or raise server.max_queue", retry_after=10)
@@ -274,6 +272,8 @@ class Scheduler:
     # Doing: what a decision needs before the request may be sent
 
     async def _prepare(self, lease: Lease) -> None:
+        if lease.kind is Kind.WIDE:
+            lease.tasks = {view.index: view.id_task for view in await self._backend.slots()}
         if lease.option.snapshot or lease.option.save_first:
             task = self.spawn(self._effect(lease), "effect")
             self._running[lease] = task
@@ -370,9 +370,9 @@ class Scheduler:
             before = self.table[lease.option.slot].content
             self._hold(lease, lease.interrupted(before, view.n_tokens or 0, self._clock()))
             return
-        for row in self.table:  # it may have used any: keep what provably did not change
+        for row in self.table:  # it may have used any: keep those that ran nothing
             view = await until_idle(self._backend, row.index)
-            if row.content is not None and view.n_tokens != row.content.n_tokens:
+            if lease.tasks.get(row.index, -1) != view.id_task:
                 self.table.hold(row.index, None)
 
     def tick(self) -> None:

@@ -175,6 +175,7 @@ class Lease:
     prompt_n: int | None = None
     n_tokens: int | None = None
     storable: bool = True
+    tasks: dict[int, int | None] = field(default_factory=dict)  # wide: last task per slot before
     sent: bool = False  # the backend may have begun with it
     ended: bool = False  # the answer ran to its end
 

@@ -43,6 +43,7 @@ NOT_COMPUTING = frozenset(
         "/models/unload",
     }
 )
+CHANGING = frozenset({"/lora-adapters", "/models/load", "/models/unload"})
 UNPROMPTED = Need(Prompt(seed=b"", chain=(), ends=(), size=0), exact=True, wide=True)
 
 
@@ -59,7 +60,11 @@ class Passthrough:
         """Any request the routes name nowhere else."""
         body = await self.body(request) if request.body_exists else None
         if request.method in READ_ONLY or request.path in NOT_COMPUTING:
-            return await self._forward(request, body, Reason.PASS)
+            try:
+                return await self._forward(request, body, Reason.PASS)
+            finally:
+                if request.method not in READ_ONLY and request.path in CHANGING:
+                    self._scheduler.lost()  # another LoRA set or model: nothing known holds
         return await self.computing(request, body)
 
     async def body(self, request: web.Request) -> bytes:

@@ -95,9 +95,14 @@ class ProxyProcess:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def log_file(self) -> Path:
+        """Where it logs."""
+        return self.folder / "proxy.log"
+
+    @property
     def log(self) -> str:
         """Everything it logged."""
-        return (self.folder / "proxy.log").read_text()
+        return self.log_file.read_text()
 
     def start(self, *, mode: str = "exclusive") -> None:
         """Start and wait until it is ready in ``mode``."""
@@ -105,8 +110,9 @@ class ProxyProcess:
         command += ["--port", str(self.port)]
         if self.slot_dir is not None:
             command += ["--slot-save-path", str(self.slot_dir)]
+        before = self.log.count('"event":"listening"') if self.log_file.exists() else 0
         settings = {"SLOTKEEPER_CACHE__KEEP_FREE": "0", "SLOTKEEPER_SERVER__LOG_FORMAT": "json"}
-        with (self.folder / "proxy.log").open("ab") as log:
+        with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
                 stdout=log,
@@ -116,6 +122,8 @@ class ProxyProcess:
                 start_new_session=True,
             )
         self.wait(mode)
+        while self.log.count('"event":"listening"') <= before:  # its first look is over
+            time.sleep(0.02)
 
     def wait(self, mode: str = "exclusive") -> None:
         """Until it is ready in ``mode``."""

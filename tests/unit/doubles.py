@@ -34,9 +34,13 @@ class FakeBackend:
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def occupy(self, *n_tokens: int, busy: frozenset[int] = frozenset()) -> None:
-        """Slots with these token counts."""
-        self.views = [SlotView(i, 4096, i in busy, i, n) for i, n in enumerate(n_tokens)]
+    def occupy(
+        self, *n_tokens: int, busy: frozenset[int] = frozenset(), ran: frozenset[int] = frozenset()
+    ) -> None:
+        """Slots with these token counts; ``ran``: those with a newer task than before."""
+        self.views = [
+            SlotView(i, 4096, i in busy, i + 100 * (i in ran), n) for i, n in enumerate(n_tokens)
+        ]
 
     def _answer(self) -> None:
         self.asked.set()

@@ -319,7 +319,7 @@ async def test_a_wide_request_has_every_slot_to_itself(bench: Bench) -> None:
         lease.sent = True
         waiting, release = await start(bench, q())
         assert bench.table.all_free()
-    bench.backend.occupy(500, 33)
+    bench.backend.occupy(500, 600, ran=frozenset({1}))  # as many tokens, but others
     release.set()
     await waiting
     await bench.scheduler.quiet()
