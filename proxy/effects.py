@@ -9,6 +9,8 @@ from proxy.core.costs import Costs
 from proxy.errors import BackendBrokenError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from proxy.backends.base import Backend, SlotView
     from proxy.core.records import Prompt, Snapshot
     from proxy.core.slots import Content
@@ -33,6 +35,32 @@ class Effects(Protocol):
 
     async def restore(self, slot: int, snapshot: Snapshot) -> bool:
         """Disk to slot."""
+
+
+class Tasks:
+    """Tasks that are kept until they are done; their errors were told where they happened."""
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        """``on_end`` is called after each."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._on_end = on_end
+
+    def __len__(self) -> int:
+        """How many are running."""
+        return len(self._tasks)
+
+    def spawn(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        """Start one."""
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
+        self._on_end()
 
 
 async def until_idle(backend: Backend, slot: int) -> SlotView:

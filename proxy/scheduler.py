@@ -19,8 +19,9 @@ from proxy.core.placement import LARGE_SECONDS, Need
 from proxy.core.queue import Engine, Grant, Kind, Lease, Waiting, any_start, next_up
 from proxy.core.records import Mode, Prompt, Reason
 from proxy.core.slots import SlotState, SlotTable, restored
-from proxy.effects import until_idle
+from proxy.effects import Tasks, until_idle
 from proxy.errors import (
+    BackendUnreachableError,
     BadRequestError,
     DrainingError,
     OverloadedError,
@@ -29,7 +30,7 @@ from proxy.errors import (
 from proxy.telemetry.metrics import Where
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from proxy.backends.base import Backend
     from proxy.core.slots import Content
@@ -46,6 +47,8 @@ class Waiter(Waiting):
     """A request in the queue and the future its handler waits for."""
 
     future: asyncio.Future[Grant]
+    resolve: Callable[[], Awaitable[Prompt]]
+    looked: bool = False  # its rendered prompt is being looked at, or was
 
 
 class Scheduler:
@@ -73,18 +76,17 @@ class Scheduler:
         self._permits = 0
         self._wide = False
         self._held = False  # the keeper has everything to itself
-        self._large: Lease | None = None
+        self._large: Lease | Waiter | None = None  # who has the one large prefill
         self._typical = TYPICAL_SECONDS
-        self._tasks: set[asyncio.Task[None]] = set()
         self._quiet = asyncio.Event()  # something ended
+        self._tasks = Tasks(self._quiet.set)
         self.table = SlotTable()
         self.mode = Mode.FORWARD
         self.total_slots = self._n_ctx = 0
         self.draining = False
         self.on_lost: Callable[[], None] = lambda: None
 
-    def __repr__(self) -> str:
-        """Answers the operator's question in one line."""
+    def __repr__(self) -> str:  # answers the operator's question in one line
         counts = f"[{len(self._queue)} queued | {len(self._running)} running]"
         return f"<Scheduler {self.mode} {counts} {self.table!r}>"
 
@@ -106,7 +108,7 @@ class Scheduler:
 
     def quiescent(self) -> bool:
         """No request runs or waits: a save would disturb nobody."""
-        return not (self._running or self._queue)
+        return not self._queue and self._still()
 
     async def hold(self, patience: float) -> bool:
         """Nothing new starts; True if what runs ends within ``patience`` s. Then ``unhold``."""
@@ -121,9 +123,11 @@ class Scheduler:
     def unhold(self) -> None:
         """The keeper is done; what came meanwhile was queued for the mode before."""
         self._held = False
-        for waiter in self._queue:
-            if self.mode is Mode.EXCLUSIVE and waiter.kind is Kind.PERMIT:
-                waiter.kind = Kind.WIDE if waiter.need.wide else Kind.NARROW
+        for waiter in self._queue if self.mode is Mode.EXCLUSIVE else ():
+            waiter.kind = Kind.WIDE if waiter.need.wide else Kind.NARROW
+            if waiter.need.wanted is not None and waiter.need.wanted >= self.total_slots:
+                waiter.need = replace(waiter.need, wanted=None)  # too late to refuse it
+            self._tasks.spawn(self._resolve(waiter), "resolve")
         self._pump()
 
     def lost(self) -> None:
@@ -145,18 +149,19 @@ class Scheduler:
         lease = await self._obtain(need, resolve)
         try:
             await self._prepare(lease)
+            lease.pinned = self.mode is Mode.EXCLUSIVE  # a backend lost meanwhile is not proved
             yield lease
         finally:
             self._end(lease)
 
     async def _obtain(self, need: Need, resolve: Callable[[], Awaitable[Prompt]]) -> Lease:
-        waiter = self._enqueue(need)
+        waiter = self._enqueue(need, resolve)
         if waiter.future.done():
             return self._open(waiter, waiter.future.result())
         try:
             async with asyncio.timeout(self._queue_timeout):
-                if not (need.exact or need.wide) and (waiter.kind is Kind.NARROW or self._held):
-                    await self._resolve(waiter, resolve)
+                if waiter.kind is Kind.NARROW or self._held:
+                    await self._resolve(waiter)
                 grant = await waiter.future
         except TimeoutError:
             self._leave(waiter)
@@ -168,7 +173,7 @@ class Scheduler:
             raise
         return self._open(waiter, grant)
 
-    def _enqueue(self, need: Need) -> Waiter:
+    def _enqueue(self, need: Need, resolve: Callable[[], Awaitable[Prompt]]) -> Waiter:
         if self.draining:
             why = "slotkeeper is shutting down"
             raise DrainingError(why, hint="try again in a moment", retry_after=5)
@@ -181,16 +186,19 @@ class Scheduler:
             raise OverloadedError(msg, hint="try again, or raise server.max_queue", retry_after=10)
         kind = (Kind.WIDE if need.wide else Kind.NARROW) if exclusive else Kind.PERMIT
         future: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        waiter = Waiter(need, kind, self._clock(), future)
+        waiter = Waiter(need, kind, self._clock(), future, resolve)
         self._queue.append(waiter)
         self._pump()
         return waiter
 
-    async def _resolve(self, waiter: Waiter, resolve: Callable[[], Awaitable[Prompt]]) -> None:
+    async def _resolve(self, waiter: Waiter) -> None:
         """Look at the rendered prompt; without it (a fault) placement makes do with the chain."""
         prompt = waiter.need.prompt
+        if waiter.looked or waiter.need.exact or waiter.need.wide:
+            return
+        waiter.looked = True
         try:
-            prompt = await resolve()
+            prompt = await waiter.resolve()
         except Exception as error:  # noqa: BLE001 - rule 10: no fault of the cache fails a request
             self._metrics.fault(Where.PROMPT)
             log.warning("prompt.unresolved", error=type(error).__name__)
@@ -203,6 +211,7 @@ class Scheduler:
             self._queue.remove(waiter)
         elif waiter.future.done() and not waiter.future.cancelled():
             self._release(waiter.kind, waiter.future.result().option.slot)
+            self._large = None if self._large is waiter else self._large
         self._pump()
 
     def _open(self, waiter: Waiter, grant: Grant) -> Lease:
@@ -217,7 +226,7 @@ class Scheduler:
             weighed=grant.weighed,
         )
         self._running[lease] = None
-        if grant.option.prefill > LARGE_SECONDS and self._large is None:
+        if self._large is waiter:
             self._large = lease
         self._metrics.leases_active.set(len(self._running))
         return lease
@@ -231,19 +240,15 @@ class Scheduler:
             self._queue.remove(waiter)
             if not waiter.future.done():  # else the client left in this very moment
                 self._take(waiter.kind, grant)
+                if grant.option.prefill > LARGE_SECONDS and self._large is None:
+                    self._large = waiter
                 waiter.future.set_result(grant)
         self._metrics.queue_length.set(len(self._queue))
 
     def _next(self) -> tuple[Waiter, Grant] | None:
-        engine = Engine(
-            slots=list(self.table),
-            total_slots=self.total_slots,
-            permits=self._permits,
-            wide=self._wide,
-            large=self._large is not None,
-            typical=self._typical,
-        )
-        effects = self._effects
+        large, effects = self._large is not None, self._effects
+        slots = list(self.table)
+        engine = Engine(slots, self.total_slots, self._permits, self._wide, large, self._typical)
         try:
             return next_up(self._queue, engine, effects.costs, self._clock(), effects.matches)
         except Exception as error:  # rule 10: a fault in weighing costs time only
@@ -268,14 +273,16 @@ class Scheduler:
             self._wide = False
         else:
             self.table.end(slot, self._clock())
+        self._quiet.set()
 
     # Doing: what a decision needs before the request may be sent
 
     async def _prepare(self, lease: Lease) -> None:
         if lease.kind is Kind.WIDE:
-            lease.tasks = {view.index: view.id_task for view in await self._backend.slots()}
+            with suppress(SlotkeeperError):
+                lease.tasks = {view.index: view.id_task for view in await self._backend.slots()}
         if lease.option.snapshot or lease.option.save_first:
-            task = self.spawn(self._effect(lease), "effect")
+            task = self._tasks.spawn(self._effect(lease), "effect")
             self._running[lease] = task
             await asyncio.shield(task)  # a client that leaves must not break a save in two
 
@@ -286,7 +293,7 @@ class Scheduler:
             if option.save_first and content is not None:
                 self.table.become(option.slot, SlotState.SAVING, self._clock())
                 self.table.hold(option.slot, await self._effects.save(option.slot, content))
-            if option.snapshot is not None:
+            if option.snapshot is not None and self.mode is Mode.EXCLUSIVE:
                 self.table.become(option.slot, SlotState.RESTORING, self._clock())
                 self.table.hold(option.slot, None)
                 ok = await self._effects.restore(option.slot, option.snapshot)
@@ -295,9 +302,10 @@ class Scheduler:
                     option.slot, restored(option.snapshot, lease.prompt, now) if ok else None
                 )
                 lease.reason = lease.reason if ok else Reason.COLD
-        except SlotkeeperError:
+        except SlotkeeperError as error:
             self.lost()
-            raise
+            if isinstance(error, BackendUnreachableError):
+                raise
         finally:
             self.table.become(option.slot, SlotState.LEASED, self._clock())
 
@@ -342,7 +350,7 @@ class Scheduler:
             self._release(lease.kind, lease.option.slot)
             self._pump()
         else:
-            self.spawn(self._settle(lease, task), "settle")
+            self._tasks.spawn(self._settle(lease, task), "settle")
 
     def _hold(self, lease: Lease, content: Content | None) -> None:
         """Beliefs are kept only of a proved backend, and of a context that did not shift."""
@@ -379,22 +387,13 @@ class Scheduler:
         """Time passed, or the keeper changed the table: decide again."""
         self._pump()
 
-    def spawn(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
-        """A task that is kept until it is done; its error was told where it happened."""
-        task = asyncio.get_running_loop().create_task(coroutine, name=f"scheduler.{name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._quiet.set()
-        if not task.cancelled():
-            task.exception()
-
     async def quiet(self) -> None:
         """Wait until no lease is held and nothing is settling."""
-        self._quiet.clear()
-        while self._tasks or self._running:
-            await self._quiet.wait()
+        while not self._still():
             self._quiet.clear()
+            await self._quiet.wait()
+
+    def _still(self) -> bool:
+        """Nothing runs, is granted, or settles."""
+        leased = any(row.state is SlotState.LEASED for row in self.table)
+        return not (self._running or self._tasks or self._permits or self._wide or leased)

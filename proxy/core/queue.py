@@ -176,13 +176,15 @@ class Lease:
     n_tokens: int | None = None
     storable: bool = True
     tasks: dict[int, int | None] = field(default_factory=dict)  # wide: last task per slot before
+    pinned: bool = True  # False: the backend is not proved any more, so it chooses
+    tainted: bool = False  # its KV is no function of the tokens (DESIGN.md rule 8)
     sent: bool = False  # the backend may have begun with it
     ended: bool = False  # the answer ran to its end
 
     @property
     def slot(self) -> int | None:
         """The slot to name to the backend; None where the backend chooses."""
-        return self.option.slot if self.kind is Kind.NARROW else None
+        return self.option.slot if self.kind is Kind.NARROW and self.pinned else None
 
     def observed(self, cache_n: int, prompt_n: int) -> bool:
         """The engine says how much it really reuses; True the first time it does."""
@@ -206,6 +208,8 @@ class Lease:
         if not n_tokens:
             return None
         kept = self.cache_n or 0
+        inherited = before is not None and before.tainted and kept > 1
+        tainted = self.tainted or inherited
         tokens = self.prompt.tokens
         if tokens is None and before is not None and before.tokens is not None:
             tokens = before.tokens[:kept]
@@ -216,7 +220,8 @@ class Lease:
             used=now,
             tokens=tokens[:n_tokens] if tokens is not None else None,
             n_saved=min(before.n_saved, kept) if before is not None else 0,
-            storable=self.storable,
+            storable=self.storable and not tainted,
+            tainted=tainted,
         )
 
     def interrupted(self, before: Content | None, n_tokens: int, now: float) -> Content | None:

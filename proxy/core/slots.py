@@ -35,7 +35,8 @@ class Content:
     from it, the rest was generated. ``tokens`` are leading tokens known for certain (from a state
     file's header or an exact count), None when nobody had to know. ``n_saved`` leading tokens are
     on disk. ``storable``: False when the KV is no function of the tokens or the client forbade
-    storing (DESIGN.md rule 8, 9). ``used`` is the caller's clock in seconds.
+    storing (DESIGN.md rule 8, 9); ``tainted``: for the first reason, which its reuse inherits.
+    ``used`` is the caller's clock in seconds.
     """
 
     prompt: Prompt
@@ -45,6 +46,7 @@ class Content:
     tokens: array[int] | None = None
     n_saved: int = 0
     storable: bool = True
+    tainted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ class Chat:
         try:
             async with self._alive(exchange), self._scheduler.lease(need, exact) as lease:
                 exchange.lease = lease
+                lease.tainted = not call.store and call.cache
                 lease.storable = call.store and NO_STORE not in request.headers
                 return await self._send(exchange, lease)
         except SlotkeeperError as error:
