@@ -35,6 +35,7 @@ log = structlog.get_logger("slotkeeper.keeper")
 TICK_SECONDS = 1.0
 KEY_DEMANDED = (401, 403)
 PATIENCE_SECONDS = 10.0  # how long new requests may be held up for a proof
+PROOF_SECONDS = 180.0  # the probe computes 360 tokens, on whatever machine
 REST_TICKS = 60  # looks until that is asked of a busy backend again
 RETRY_SECONDS = 60.0  # after a save that came to nothing
 DRAIN_TOKENS = 16  # at the end nobody waits for a save: all but the last few tokens are kept
@@ -95,16 +96,21 @@ class Saver:
         self._prewarm = prewarm
         self._failed: dict[int, float] = {}  # slot -> when its save last came to nothing
 
-    async def adopt(self, fingerprint: str) -> None:
-        """From now on the snapshots of ``fingerprint`` are in play."""
-        await self._transfer.adopt(fingerprint)
+    async def adopt(self, fingerprint: str, instance: str) -> bool:
+        """The snapshots of ``fingerprint`` are in play; True if the same process had another."""
+        changed = bool(instance) and instance == self._transfer.instance
+        changed = changed and fingerprint != self._transfer.fingerprint
+        await self._transfer.adopt(fingerprint, instance)
         self._failed.clear()
+        return changed
 
     async def save_idle(self) -> None:
         """Save what has been idle long enough and is worth it, longest idle first."""
-        for slot in sorted(self._scheduler.table, key=lambda s: s.since):
+        table = self._scheduler.table
+        for index in [slot.index for slot in sorted(table, key=lambda s: s.since)]:
+            slot = table[index]  # as it is now: others were saved meanwhile
             if slot.content is not None and self._due(slot, slot.content, self._clock()):
-                await self._save(slot.index)
+                await self._save(index)
 
     def _due(self, slot: Slot, content: Content, now: float) -> bool:
         idle = now - content.used
@@ -118,7 +124,7 @@ class Saver:
     async def _save(self, index: int) -> None:
         table = self._scheduler.table
         content = table[index].content
-        if table[index].state is not SlotState.FREE or content is None:
+        if table[index].state is not SlotState.FREE or content is None or not content.storable:
             return
         table.begin(index, SlotState.SAVING, self._clock())
         try:
@@ -133,14 +139,14 @@ class Saver:
             table.end(index, self._clock())
             self._scheduler.tick()
 
-    async def warm(self) -> None:
-        """Free slots get the most recently used snapshots, so that the first turn is hot."""
+    async def warm(self, empty: frozenset[int]) -> None:
+        """Empty slots get the most recently used snapshots, so that the first turn is hot."""
         if not self._prewarm or self._transfer.retired:
             return
         recent = sorted(self._transfer.index, key=lambda s: s.last_used, reverse=True)
         wanted = [s for s in recent if not self._transfer.barred(s.id)]
         for slot in list(self._scheduler.table):
-            if wanted and slot.content is None and self._scheduler.mode is Mode.EXCLUSIVE:
+            if wanted and slot.index in empty and self._scheduler.mode is Mode.EXCLUSIVE:
                 await self._warm(slot.index, wanted.pop(0))
 
     async def _warm(self, index: int, snapshot: Snapshot) -> None:
@@ -163,9 +169,9 @@ class Saver:
     async def save_all(self) -> None:
         """At the end: all unsaved work, as long as the backend is there."""
         try:
-            for index, content in [(slot.index, slot.content) for slot in self._scheduler.table]:
-                unsaved = content.n_tokens - content.n_saved if content is not None else 0
-                if content is not None and content.storable and unsaved > DRAIN_TOKENS:
+            for index in range(len(self._scheduler.table)):
+                content = self._scheduler.table[index].content
+                if content is not None and content.n_tokens - content.n_saved > DRAIN_TOKENS:
                     await self._save(index)
         except SlotkeeperError as error:
             log.warning("drain.unsaved", why=error.message)
@@ -268,12 +274,16 @@ class Keeper:
         if not await self._scheduler.hold(PATIENCE_SECONDS):
             return
         try:
-            await self._judge()
+            async with asyncio.timeout(PROOF_SECONDS):
+                await self._judge()
+        except TimeoutError:
+            self._say(Verdict(Mode.FORWARD, "the proof took too long; it will be tried again"))
         finally:
             self._scheduler.unhold()
         if self._saver is not None and self._scheduler.mode is Mode.EXCLUSIVE:
             self._rest = 0
-            await self._saver.warm()
+            views = await self._backend.slots()  # what others hold is not overwritten
+            await self._saver.warm(frozenset(v.index for v in views if not v.n_tokens))
 
     def _gone(self, error: SlotkeeperError, *, up: bool) -> None:
         """It cannot be looked at; ``up``: only for want of a key, clients may well get through."""
@@ -295,7 +305,9 @@ class Keeper:
             self._say(Verdict(Mode.FORWARD, "every slot is busy; it will be looked at again"))
             return
         if verdict.mode is Mode.EXCLUSIVE and self._saver is not None:
-            await self._saver.adopt(verdict.fingerprint)
+            if await self._saver.adopt(verdict.fingerprint, facts.instance):
+                for slot in range(facts.total_slots):  # KV of another LoRA set
+                    await self._backend.erase(slot)
             self._scheduler.drive(facts.total_slots, facts.n_ctx)
         self._judged = True
         self._say(verdict)

@@ -73,7 +73,7 @@ class Transfer:
         self._barred: set[str] = set()  # refused by this instance of the backend
         self._written_day = 0.0
         self._written = 0
-        self.fingerprint = ""
+        self.fingerprint = self.instance = ""
         self.index = PrefixIndex()
         self.costs = Costs()
         self.ineffective = 0
@@ -83,9 +83,10 @@ class Transfer:
         """Restores of this fingerprint proved useless three times: none is tried any more."""
         return self.ineffective >= INEFFECTIVE_LIMIT
 
-    async def adopt(self, fingerprint: str) -> None:
+    async def adopt(self, fingerprint: str, instance: str = "") -> None:
         """A backend instance was proved: from now on its fingerprint's snapshots are in play."""
         self._barred.clear()
+        self.instance = instance
         if fingerprint == self.fingerprint:
             return
         await self.remember()
@@ -246,10 +247,13 @@ class Transfer:
             return False
 
     async def _load(self, slot: int, snapshot: Snapshot) -> bool:
+        if self.instance and await self._backend.instance() != self.instance:
+            raise BackendUnreachableError("the backend is another one than was proved")
         try:
             name = await self._store.stage(snapshot, self._clock())
         except (StageError, StoreError, OSError) as error:
-            self.index.remove(snapshot.id)
+            if isinstance(error, StageError):
+                self.index.remove(snapshot.id)
             self._metrics.restored(Outcome.FAILED)
             log.warning("restore.unverified", snapshot=snapshot.id, why=str(error))
             return False

@@ -40,17 +40,17 @@ def worth_saving(n_tokens: int, n_saved: int, costs: Costs) -> bool:
 
 
 def superseded(new: Snapshot, others: Iterable[Snapshot]) -> list[str]:
-    """Ids of the snapshots that ``new`` makes needless: it holds all of their prompt part.
+    """Ids of the snapshots that ``new`` makes needless: its longer prompt holds theirs.
 
-    What was generated after the prompt need not be held: clients send it back in other tokens, or
-    not at all. A snapshot whose prompt length is unknown (0) must be held whole.
+    What was generated after the prompt need not be held then: clients send it back in other
+    tokens, or not at all. Another answer to the same prompt is a branch, and branches stay.
     """
     return [
         old.id
         for old in others
         if old.id != new.id
         and (old.fingerprint, old.seed) == (new.fingerprint, new.seed)
-        and common_tokens(new.tokens, old.tokens) >= _needed(old)
+        and common_tokens(new.tokens, old.tokens) >= _needed(old, new)
     ]
 
 
@@ -146,6 +146,8 @@ class _Plan:
         )
 
 
-def _needed(old: Snapshot) -> int:
-    """Leading tokens of ``old`` that a successor must hold."""
+def _needed(old: Snapshot, new: Snapshot) -> int:
+    """Leading tokens of ``old`` that a successor must hold: all, if it is only another answer."""
+    if new.n_prompt <= old.n_prompt:
+        return old.n_tokens
     return min(old.n_prompt, old.n_tokens) or old.n_tokens

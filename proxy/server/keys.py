@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def client_key(request: web.Request) -> str:
     """What tells one client from another: conversations never cross keys."""
     headers = request.headers
-    return headers.get("Authorization", "") or headers.get("X-Api-Key", "")
+    bearer = headers.get("Authorization", "").removeprefix("Bearer ")
+    return bearer or headers.get("X-Api-Key", "")
 
 
 def upstream(request: web.Request, drop: Collection[str] = ()) -> list[tuple[str, str]]:

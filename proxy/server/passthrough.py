@@ -65,7 +65,11 @@ class Passthrough:
             finally:
                 if request.method not in READ_ONLY and request.path in CHANGING:
                     self._scheduler.lost()  # another LoRA set or model: nothing known holds
-        return await self.computing(request, body)
+        try:
+            return await self.computing(request, body)
+        finally:
+            if request.path.startswith("/slots/"):
+                self._scheduler.lost()  # an admin changed a slot behind our back
 
     async def body(self, request: web.Request) -> bytes:
         """The request's body, within a time: a broken chunk would hang the read for good."""

@@ -31,6 +31,7 @@ INTENT = "intent"
 class Report:
     """What ``open`` found.
 
+    ``unread``: ids of states that could not be read now; they stay for the next start.
     ``dropped``: rows without a good file. ``swept``: files of our own pattern without a row.
     ``aside``: name of a corrupt catalogue moved aside, or ``""``. ``exposed``: others may enter
     the staging folder (it was there before us, so its mode stays).
@@ -38,6 +39,7 @@ class Report:
 
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     quarantined: set[str] = field(default_factory=set)
+    unread: set[str] = field(default_factory=set)
     dropped: int = 0
     swept: int = 0
     aside: str = ""
@@ -113,7 +115,11 @@ class Shelf:
 
     def _read_rows(self, report: Report) -> None:
         for key, value in self._rows.items(SNAPSHOT).items():
-            snapshot = self._load(key, value)
+            try:
+                snapshot = self._load(key, value)
+            except OSError:  # this time it could not be read: that is no reason to delete it
+                report.unread.add(key)
+                continue
             if snapshot is None:
                 self._rows.delete(SNAPSHOT, key)
                 report.dropped += 1
@@ -137,7 +143,7 @@ class Shelf:
             if not 0 <= row["n_prompt"] <= len(tokens):
                 raise slotfile.SlotFileError
             return Snapshot(id=key, tokens=tokens, **row)
-        except (OSError, ValueError):
+        except ValueError:
             with suppress(OSError):
                 files.remove(path)
             return None
@@ -165,7 +171,8 @@ class Shelf:
             orphans += files.named(folder, files.PART_NAME)
             for path in files.named(folder, files.STATE_NAME):
                 snapshot = report.snapshots.get(path.stem)
-                if snapshot is None or snapshot.fingerprint != folder.name:
+                known = snapshot is not None and snapshot.fingerprint == folder.name
+                if not known and path.stem not in report.unread:
                     orphans.append(path)
         for path in orphans:
             with suppress(OSError):

@@ -62,6 +62,11 @@ class FakeBackend:
         self._answer()
         return tuple(self.views)
 
+    async def erase(self, slot: int) -> None:
+        """Records the call."""
+        self._answer()
+        self.calls.append(("erase", slot))
+
     async def save(self, slot: int, name: str) -> StateIO:
         """Records the call."""
         self._answer()

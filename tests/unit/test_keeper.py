@@ -33,9 +33,13 @@ class FakeTransfer(FakeEffects):
     remembered: bool = False
     saves: bool = True
 
-    async def adopt(self, fingerprint: str) -> None:
+    fingerprint: str = ""
+    instance: str = ""
+
+    async def adopt(self, fingerprint: str, instance: str) -> None:
         """Recorded."""
         self.adopted.append(fingerprint)
+        self.fingerprint, self.instance = fingerprint, instance
 
     def barred(self, snapshot_id: str) -> bool:
         """As the test says."""
@@ -264,6 +268,59 @@ async def test_nothing_is_saved_that_may_not_be() -> None:
     await bench.keeper.step()
     await bench.keeper.drain(1.0)
     assert bench.transfer.done == []
+
+
+async def test_a_slot_that_changed_while_another_was_saved_is_judged_anew() -> None:
+    """A request that must not be stored may have ended there meanwhile."""
+    for end in ("idle", "drain"):
+        bench = Bench()
+        await bench.keeper.step()
+        bench.fill(0, 900)
+        bench.fill(1, 900)
+        bench.clock.now += 4
+        bench.transfer.gate = asyncio.Event()
+        work = bench.keeper.step() if end == "idle" else bench.keeper.drain(0.01)
+        task = asyncio.get_running_loop().create_task(work)
+        await bench.transfer.begun.wait()
+        bench.fill(1, 900, storable=False)
+        bench.transfer.gate.set()
+        await task
+        assert bench.transfer.done == [("save", 0)]
+
+
+async def test_another_lora_set_in_the_same_process_empties_every_slot() -> None:
+    """Their KV belongs to other weights."""
+    bench = Bench()
+    await bench.keeper.step()
+    bench.verdict = replace(PROVED, fingerprint="e" * 32)
+    bench.scheduler.lost()
+    await bench.keeper.step()
+    assert bench.backend.calls == [("erase", 0), ("erase", 1)]
+
+
+async def test_slots_that_hold_something_are_not_warmed() -> None:
+    """It may be worth more than the snapshot."""
+    bench = Bench()
+    stored(bench, "a")
+    bench.backend.occupy(500, 500)
+    await bench.keeper.step()
+    assert bench.transfer.done == []
+
+
+async def test_a_proof_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests must not wait for it for ever."""
+    monkeypatch.setattr("proxy.keeper.PROOF_SECONDS", 0.01)
+    bench = Bench()
+
+    async def never(_facts: Facts) -> Verdict | None:
+        await asyncio.Event().wait()
+        return None
+
+    monkeypatch.setattr(bench.keeper, "_prober", never)
+    await bench.keeper.step()
+    assert "took too long" in bench.keeper.verdict.why
+    async with bench.scheduler.lease(need(chat("q", tokens=range(5))), chat) as lease:  # type: ignore[arg-type]
+        assert lease.slot is None
 
 
 async def test_a_save_that_comes_to_nothing_is_not_tried_every_second() -> None:

@@ -366,6 +366,54 @@ async def test_who_waits_when_the_mode_changes_waits_for_the_other_thing(bench: 
     bench.backend.occupy(0, 0)
 
 
+async def test_who_waited_through_a_proof_is_looked_at_afterwards() -> None:
+    """Queued for a permit, then for a slot: its prompt was never looked at, it must not hang."""
+    bench = Bench(total=0)
+    bench.scheduler.forward(1)
+    holder, release = await start(bench, q("holder"))
+
+    async def resolve() -> Prompt:
+        return chat("w", tokens=range(20))
+
+    async def waits(wanted: int | None) -> int | None:
+        async with bench.scheduler.lease(Need(chat("w"), wanted=wanted), resolve) as lease:
+            lease.finish(20)
+            return lease.slot
+
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(waits(None)), loop.create_task(waits(9))]
+    await asyncio.wait(tasks, timeout=0.01)
+    hold = loop.create_task(bench.scheduler.hold(5.0))
+    await asyncio.wait({hold}, timeout=0.01)
+    release.set()
+    await holder
+    assert await hold
+    bench.scheduler.drive(2, 4096)
+    bench.backend.occupy(0, 0)
+    bench.scheduler.unhold()
+    assert {await asyncio.wait_for(task, 1.0) for task in tasks} <= {0, 1}
+
+
+async def test_nothing_is_pinned_on_a_backend_lost_while_preparing(bench: Bench) -> None:
+    """The request goes on without a slot, and no state is restored on the unknown instance."""
+    await bench.turn(need(chat("old")), 0, 3000, 3100)
+    await bench.turn(need(chat("other")), 0, 3000, 3100)
+    bench.clock.now += 5000
+    bench.effects.found = ((snapshot(range(1000)), 1000),)
+    bench.effects.gate = asyncio.Event()
+
+    async def run() -> int | None:
+        async with bench.scheduler.lease(q(n=1010), unresolved) as lease:
+            return lease.slot
+
+    task = asyncio.get_running_loop().create_task(run())
+    await bench.effects.begun.wait()
+    bench.scheduler.lost()
+    bench.effects.gate.set()
+    assert await task is None
+    assert [what for what, *_ in bench.effects.done] == ["save"]
+
+
 async def test_the_keeper_has_everything_only_when_nothing_runs(bench: Bench) -> None:
     """``hold`` says no while a request runs."""
     task, release = await start(bench, q())

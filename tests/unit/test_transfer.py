@@ -20,7 +20,7 @@ from proxy.errors import (
     BackendUnreachableError,
     SlotkeeperError,
 )
-from proxy.store.snapshots import SnapshotStore
+from proxy.store.snapshots import SnapshotStore, StoreError
 from proxy.telemetry.metrics import Metrics
 from proxy.transfer import DAY, Budget, Transfer
 from tests.state_files import state_bytes
@@ -52,6 +52,10 @@ class Engine:
         if self.save_error is not None:
             raise self.save_error
         return StateIO(len(tokens), len(data), 0.01)
+
+    async def instance(self) -> str:
+        """Who this is."""
+        return "one"
 
     async def erase(self, slot: int) -> None:
         """Empty."""
@@ -288,6 +292,34 @@ async def test_a_file_that_took_the_backend_down_is_quarantined(
     assert again.quarantined(found.id)
     await again.close()
     place.store = again
+
+
+async def test_nothing_is_restored_into_another_instance(place: Place) -> None:
+    """It may be another model of the same shape; the state is not to blame."""
+    await place.save(range(300))
+    (found,) = list(place.transfer.index)
+    await place.transfer.adopt(FINGERPRINT, "another")
+    place.engine.calls.clear()
+    with pytest.raises(BackendUnreachableError, match="another one"):
+        await place.transfer.restore(1, found)
+    assert place.engine.calls == []
+    assert not place.transfer.barred(found.id)
+
+
+async def test_a_store_that_fails_for_once_loses_no_snapshot(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays in the index for the next time."""
+    await place.save(range(300))
+    (found,) = list(place.transfer.index)
+
+    async def broken(*_: object) -> str:
+        raise StoreError(errno.EBUSY, "busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place.store, "stage", broken)
+        assert not await place.transfer.restore(1, found)
+    assert await place.transfer.restore(1, found)
 
 
 async def test_three_restores_in_vain_retire_restoring(place: Place) -> None:

@@ -241,6 +241,22 @@ def test_storable_once_forbidden_stays_forbidden() -> None:
     assert not other.storable
 
 
+@pytest.mark.parametrize(("reused", "storable"), [(0, True), (1, True), (60, False)])
+def test_what_reuses_tainted_kv_is_tainted(reused: int, *, storable: bool) -> None:
+    """KV that is no function of its tokens stays so in every later turn."""
+    first = lease()
+    first.tainted = True
+    first.observed(0, 80)
+    before = first.content(None, 80, NOW)
+    assert before is not None
+    assert not before.storable
+    later = lease()
+    later.observed(reused, 100)
+    after = later.content(before, 100, NOW)
+    assert after is not None
+    assert after.storable is storable
+
+
 @pytest.mark.parametrize(("n_tokens", "kept"), [(80, True), (79, False), (0, False)])
 def test_a_refused_request_leaves_the_slot_as_it_was(n_tokens: int, *, kept: bool) -> None:
     """Without progress and with as many tokens as before nothing ran."""

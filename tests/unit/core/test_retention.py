@@ -252,3 +252,15 @@ def test_limits_hold_afterwards(
         assert scores[name] == pytest.approx(min(scores.values()))
         index.remove(name)
     assert not over() or all(snapshot.id in keep for snapshot in index)
+
+
+def test_another_answer_to_the_same_prompt_is_a_branch_and_stays() -> None:
+    """A regenerated answer does not delete the long one before it."""
+    long = Snapshot("old", "f", b"s", array("i", range(5000)), 100, 1, "0", 0.0, 0.0, 0.0)
+    short = array("i", [*range(100), 7, 7, 7])
+    again = Snapshot("new", "f", b"s", short, 100, 1, "0", 0.0, 0.0, 0.0)
+    longer = Snapshot(
+        "next", "f", b"s", array("i", [*short, *range(50)]), 150, 1, "0", 0.0, 0.0, 0.0
+    )
+    assert superseded(again, [long]) == []
+    assert superseded(longer, [long, again]) == ["old", "new"]
