@@ -178,6 +178,7 @@ class Transfer:
             return "write-budget"
         if not fits(self._limits, size):
             return "too-large"
+        await self._delete(self._foreign(size), Cause.SPACE)
         await self._delete(
             evict(self.index, self._limits, self.costs, now, incoming=size), Cause.SPACE
         )
@@ -186,6 +187,21 @@ class Transfer:
         except OSError:
             return "no-directory"
         return "disk-full" if free - size < self._budget.keep_free else ""
+
+    def _foreign(self, incoming: int) -> list[str]:
+        """Snapshots of other fingerprints that are too old, or in the way: they go before ours."""
+        others = [s for s in self._store.all_snapshots() if s.fingerprint != self.fingerprint]
+        others.sort(key=lambda s: s.last_used)
+        size, files = self._store.usage()
+        oldest = self._clock() - self._limits.max_age
+        gone: list[str] = []
+        for other in others:
+            full = size + incoming > self._limits.max_bytes or files >= self._limits.max_files
+            if not full and other.last_used >= oldest:
+                break
+            gone.append(other.id)
+            size, files = size - other.size, files - 1
+        return gone
 
     async def _publish(self, slot: int, name: str, content: Content) -> Snapshot:
         started = self._clock()

@@ -349,6 +349,20 @@ async def test_another_fingerprint_has_snapshots_of_its_own(place: Place) -> Non
     assert place.transfer.matches(request(range(310)))
 
 
+async def test_limits_count_other_models_too_and_theirs_go_first(place: Place) -> None:
+    """A model nobody serves any more must not fill the disk."""
+    place.transfer._limits = Limits(max_bytes=GIB, max_files=2, max_age=1000)
+    await place.save(range(300))
+    await place.save(range(5000, 5300))
+    await place.transfer.adopt("e" * 32)
+    place.clock.now += 10
+    await place.save(range(300))
+    assert place.store.usage()[1] == 2
+    place.clock.now += 2000
+    await place.save(range(7000, 7300))
+    assert {s.fingerprint for s in place.store.all_snapshots()} == {"e" * 32}
+
+
 async def test_another_api_key_finds_nothing(place: Place) -> None:
     """The seed is part of the look-up."""
     await place.save(range(300))

@@ -605,3 +605,21 @@ async def test_a_cancelled_caller_loses_nothing(
     again, report = await reopen(place)
     assert (len(again.all_snapshots()), report.swept) == (1, 0)
     await again.close()
+
+
+async def test_a_state_that_cannot_be_read_now_stays_for_the_next_start(
+    place: Place, store: SnapshotStore, restart: Restart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many open files, a rights mistake: no reason to delete what is on disk."""
+    kept = await place.save(store)
+
+    def refused(*_: object) -> object:
+        raise PermissionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("proxy.store.files.open_regular", refused)
+        second = await restart(store)
+        assert second.all_snapshots() == []
+        assert place.path(kept).exists()
+    third = await restart(second)
+    assert [s.id for s in third.all_snapshots()] == [kept.id]
