@@ -40,8 +40,8 @@ def serve(
 ) -> None:
     """Run the proxy. Flags win over SLOTKEEPER_* variables, those over the file."""
     # Only here, so that `version` and `--help` answer at once.
-    from proxy.config import load  # noqa: PLC0415
-    from proxy.errors import ConfigError  # noqa: PLC0415
+    from proxy.config import load  # noqa: PLC0415 - only when serving
+    from proxy.errors import ConfigError  # noqa: PLC0415 - only when serving
 
     flags = {
         "backend.url": backend,
@@ -62,7 +62,7 @@ def serve(
         for warning in settings.warnings():
             print(f"warning: {warning}")
         return
-    from proxy import service  # noqa: PLC0415
+    from proxy import service  # noqa: PLC0415 - only when serving
 
     raise typer.Exit(service.run(settings))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -22,7 +22,7 @@ from proxy.errors import BackendRefusedError, SlotkeeperError
 from proxy.store.snapshots import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from proxy.backends.base import Backend, Facts
     from proxy.core.records import Snapshot
@@ -121,23 +121,30 @@ class Saver:
         costs = self._transfer.costs
         return content.storable and worth_saving(content.n_tokens, content.n_saved, costs)
 
-    async def _save(self, index: int) -> None:
+    @asynccontextmanager
+    async def _held(self, index: int, state: SlotState) -> AsyncIterator[None]:
+        """The slot is ours for one step; a backend that fails in it is believed in no more."""
         table = self._scheduler.table
-        content = table[index].content
-        if table[index].state is not SlotState.FREE or content is None or not content.storable:
-            return
-        table.begin(index, SlotState.SAVING, self._clock())
+        table.begin(index, state, self._clock())
         try:
-            after = await self._transfer.save(index, content)
-            table.hold(index, after)
-            if after.n_saved <= content.n_saved:
-                self._failed[index] = self._clock()
+            yield
         except SlotkeeperError:
             self._scheduler.lost()
             raise
         finally:
             table.end(index, self._clock())
             self._scheduler.tick()
+
+    async def _save(self, index: int) -> None:
+        table = self._scheduler.table
+        content = table[index].content
+        if table[index].state is not SlotState.FREE or content is None or not content.storable:
+            return
+        async with self._held(index, SlotState.SAVING):
+            after = await self._transfer.save(index, content)
+            table.hold(index, after)
+            if after.n_saved <= content.n_saved:
+                self._failed[index] = self._clock()
 
     async def warm(self, empty: frozenset[int]) -> None:
         """Empty slots get the most recently used snapshots, so that the first turn is hot."""
@@ -153,18 +160,11 @@ class Saver:
         table = self._scheduler.table
         if table[index].state is not SlotState.FREE or table[index].content is not None:
             return
-        table.begin(index, SlotState.RESTORING, self._clock())
-        try:
+        async with self._held(index, SlotState.RESTORING):
             if await self._transfer.restore(index, snapshot):
                 prompt = Prompt(seed=snapshot.seed, chain=(), ends=(), size=0)
                 table.hold(index, restored(snapshot, prompt, snapshot.last_used))
                 log.info("slot.prewarmed", slot=index, tokens=snapshot.n_tokens)
-        except SlotkeeperError:
-            self._scheduler.lost()
-            raise
-        finally:
-            table.end(index, self._clock())
-            self._scheduler.tick()
 
     async def save_all(self) -> None:
         """At the end: all unsaved work, as long as the backend is there."""
