@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
 from contextlib import suppress
@@ -14,6 +15,8 @@ from aiohttp import web
 
 from proxy.backends.base import Verdict
 from proxy.backends.llama_server import LlamaServer
+from proxy.core.normalise import switched_on
+from proxy.core.normalise.book import Book
 from proxy.core.records import Mode
 from proxy.core.retention import Limits
 from proxy.effects import Nothing
@@ -23,14 +26,20 @@ from proxy.scheduler import Scheduler
 from proxy.server import envelope, routes
 from proxy.server.chat import Chat
 from proxy.server.connections import HeaderDeadline
+from proxy.server.count import Count
+from proxy.server.explainer import Explainer
 from proxy.server.gate import GateRules, gate
+from proxy.server.normaliser import Normaliser, Nowhere
 from proxy.server.passthrough import Passthrough
 from proxy.server.record import Recorder
 from proxy.server.view import View
+from proxy.store.files import StoreError
+from proxy.store.ledger import LedgerStore, LedgerWriter
 from proxy.store.snapshots import SnapshotStore
 from proxy.telemetry.history import History
 from proxy.telemetry.metrics import Metrics
 from proxy.tokens import Counter
+from proxy.traits import Served
 from proxy.transfer import Budget, Transfer
 
 if TYPE_CHECKING:
@@ -93,10 +102,25 @@ class App:
                 idle_seconds=cache.idle_seconds,
                 prewarm=cache.prewarm,
             )
-        self.keeper = Keeper(self.backend, self.scheduler, saver, self.metrics, prober)
+        self.served = Served(clock)
+        self.keeper = Keeper(self.backend, self.scheduler, saver, self.metrics, self._known(prober))
+        self.ledger = LedgerStore(config.ledger_dir(os.environ, Path.home()))
+        self._written: LedgerWriter | None = None  # conversations are kept on disk
+        self._book = Book(config.normalise.max_conversations, config.normalise.max_bytes)
         self._deadline = HeaderDeadline(server.header_timeout)
         self._runner: web.AppRunner | None = None
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _known(
+        self, prober: Callable[[Facts], Awaitable[Verdict | None]]
+    ) -> Callable[[Facts], Awaitable[Verdict | None]]:
+        """``prober``, and before it a look at what this backend serves."""
+
+        async def judged(facts: Facts) -> Verdict | None:
+            await self.served.learn(self.backend)
+            return await prober(facts)
+
+        return judged
 
     @staticmethod
     def _build_store(config: Config) -> SnapshotStore | None:
@@ -109,15 +133,28 @@ class App:
         tokenizer = self._config.backend.tokenizer
         passthrough = Passthrough(self.scheduler, self.backend, body_timeout=server.body_timeout)
         recorder = Recorder(self.metrics, self.history, time.time)
+        normaliser = self._normaliser()
         chat = Chat(
             self.scheduler,
             self.backend,
             Counter(self.backend, Path(tokenizer).expanduser() if tokenizer else None),
+            normaliser,
+            Explainer(
+                normaliser, self.scheduler, self.backend, self.served, self.metrics, self.history
+            ),
             passthrough,
             recorder,
             ping_interval=server.ping_interval,
         )
-        view = View(self.scheduler, self.keeper, self.transfer, self.history, self.metrics)
+        view = View(
+            self.scheduler,
+            self.keeper,
+            self.transfer,
+            self.history,
+            self.metrics,
+            normaliser,
+            self._written,
+        )
         rules = GateRules(
             host=server.host,
             allowed_hosts=server.allowed_hosts,
@@ -130,8 +167,20 @@ class App:
         )
         envelope.install(app)
         app.middlewares.insert(0, recorder.observe)
-        app.add_routes(routes.table(chat, passthrough, view))
+        app.add_routes(routes.table(chat, Count(self.backend, passthrough), passthrough, view))
         return app
+
+    def _normaliser(self) -> Normaliser:
+        settings = self._config.normalise
+        return Normaliser(
+            self._book,
+            self._written or Nowhere(),
+            self.metrics,
+            time.time,
+            served=self.served,
+            on=switched_on(settings.mode, settings.rules),
+            shadow=settings.mode == "shadow",
+        )
 
     async def start(self) -> str:
         """Open the store, look at the backend, listen. Gives the URL.
@@ -147,6 +196,8 @@ class App:
                 dropped=report.dropped,
                 swept=report.swept,
             )
+        await self._remember()
+        await self.served.learn(self.backend)
         server = self._config.server
         self._runner = web.AppRunner(
             self._web(),
@@ -168,6 +219,21 @@ class App:
         host, port = self._runner.addresses[0][:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
+    async def _remember(self) -> None:
+        """The conversations of the last run; what cannot be kept on disk is kept in memory."""
+        if self._config.normalise.mode == "off":
+            return
+        try:
+            rows = await self.ledger.open()
+        except (StoreError, OSError) as error:
+            log.warning("ledger.unkept", why=str(error) or type(error).__name__)
+            return
+        self._written = LedgerWriter(self.ledger, self.metrics)
+        for row in reversed(rows):
+            for gone in self._book.keep(row):
+                self._written.gone(gone)
+        log.info("ledger.opened", conversations=len(self._book), dropped=self.ledger.dropped)
+
     async def stop(self) -> None:
         """Let answers end, save what is unsaved, close everything."""
         self.keeper.stop()
@@ -180,6 +246,9 @@ class App:
         await self.keeper.drain(self._config.server.drain_timeout)
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._written is not None:
+            await self._written.close()
+        await self.ledger.close()
         if self.store is not None:
             await self.store.close()
         await self.backend.close()

@@ -27,6 +27,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from proxy.core.normalise import RULES
 from proxy.errors import ConfigError
 
 PREFIX = "SLOTKEEPER_"
@@ -98,11 +99,22 @@ def _url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _switch(value: str) -> str:
+    names = [rule.name for rule in RULES]
+    if value[:1] in {"+", "-"} and value[1:] in names:
+        return value
+    near = difflib.get_close_matches(value.lstrip("+-"), names, 1)
+    sign = value[:1] if value.startswith("+") else "-"
+    wanted = f'like "{sign}{near[0]}"' if near else f"one of {', '.join(names)}"
+    raise ValueError(f'expected "+" or "-" and the name of a rule, {wanted}')
+
+
 Size = Annotated[int, BeforeValidator(_size)]
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Key = Annotated[SecretStr, AfterValidator(_key)]
 Keys = Annotated[tuple[Annotated[Key, AfterValidator(_some_key)], ...], BeforeValidator(_listed)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Switches = Annotated[tuple[Annotated[str, AfterValidator(_switch)], ...], BeforeValidator(_listed)]
 
 
 class _Frozen(BaseModel):
@@ -160,12 +172,23 @@ class Cache(_Frozen):
         return min(20 * _GIB, free // 10) if self.max_bytes is None else self.max_bytes
 
 
+class Normalise(_Frozen):
+    """Keeping prompts byte-stable, and what is remembered of conversations for it."""
+
+    mode: Literal["safe", "off", "shadow"] = "safe"
+    rules: Switches = ()
+    ledger: str = ""
+    max_conversations: Annotated[int, Field(ge=1)] = 256
+    max_bytes: Annotated[Size, Field(ge=1)] = 256 * 1024**2
+
+
 class Config(_Frozen):
     """The whole configuration; ``Config()`` are the defaults."""
 
     server: Server = Server()
     backend: Backend = Backend()
     cache: Cache = Cache()
+    normalise: Normalise = Normalise()
 
     @property
     def slot_dir(self) -> Path | None:
@@ -180,6 +203,19 @@ class Config(_Frozen):
             return None
         store = self.cache.store
         return Path(store).expanduser() if store else self.slot_dir / "slotkeeper"
+
+    def ledger_dir(self, environ: Mapping[str, str], home: Path) -> Path:
+        """Where conversations are remembered: as set, else with the snapshots, else the user's.
+
+        ``environ`` is usually ``os.environ``; a relative path in it is ignored, as XDG has it.
+        """
+        if self.normalise.ledger:
+            return Path(self.normalise.ledger).expanduser()
+        if self.store_dir is not None:
+            return self.store_dir / "ledger"
+        named = (Path(environ.get(name, "")) for name in ("XDG_STATE_HOME", "LOCALAPPDATA"))
+        base = next((path for path in named if path.is_absolute()), home / ".local" / "state")
+        return base / "slotkeeper" / "ledger"
 
     def warnings(self) -> list[str]:
         """What is allowed, and probably not meant."""
@@ -272,7 +308,7 @@ class _Given:
                 yield f'{place}: {setting}: {what}: "{value}"'
 
 
-_SECTIONS: Mapping[str, type[BaseModel]] = {"server": Server, "backend": Backend, "cache": Cache}
+_SECTIONS: Mapping[str, type[BaseModel]] = {section: type(part) for section, part in Config()}
 _KNOWN = [
     f"{section}.{name}" for section, model in _SECTIONS.items() for name in model.model_fields
 ]

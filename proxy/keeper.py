@@ -162,7 +162,8 @@ class Saver:
             return
         async with self._held(index, SlotState.RESTORING):
             if await self._transfer.restore(index, snapshot):
-                prompt = Prompt(seed=snapshot.seed, chain=(), ends=(), size=0)
+                owner = snapshot.conversation
+                prompt = Prompt(seed=snapshot.seed, chain=(), ends=(), size=0, conversation=owner)
                 table.hold(index, restored(snapshot, prompt, snapshot.last_used))
                 log.info("slot.prewarmed", slot=index, tokens=snapshot.n_tokens)
 

@@ -22,7 +22,7 @@ from proxy.errors import (
     BackendUnreachableError,
     SlotkeeperError,
 )
-from proxy.store.snapshots import StageError, StoreError
+from proxy.store.snapshots import Saved, StageError, StoreError
 from proxy.telemetry.metrics import Cause, Outcome, Where
 
 if TYPE_CHECKING:
@@ -71,6 +71,9 @@ class Transfer:
         self._limits = limits
         self._budget = budget
         self._barred: set[str] = set()  # refused by this instance of the backend
+        self._forgotten: set[str] = (
+            set()
+        )  # conversations; an answer that runs on may bring one back
         self._written_day = 0.0
         self._written = 0
         self.fingerprint = self.instance = ""
@@ -154,6 +157,9 @@ class Transfer:
             self._metrics.saved(Outcome.FAILED)
             log.warning("save.failed", slot=slot, error=type(error).__name__, why=str(error))
             return content
+        if content.prompt.conversation in self._forgotten:  # while it was saved
+            await self._delete([snapshot.id], Cause.FORGOTTEN)
+            return content
         self.index.add(snapshot)
         await self._delete(superseded(snapshot, self.index), Cause.SUPERSEDED)
         kept = frozenset({snapshot.id})
@@ -170,6 +176,8 @@ class Transfer:
 
     async def _room(self, content: Content) -> str:
         """Make room for one more state; why it cannot be had, or ``""``."""
+        if content.prompt.conversation in self._forgotten:
+            return "forgotten"
         size = self.costs.size(content.n_tokens)
         now = self._clock()
         if now - self._written_day >= DAY:
@@ -207,16 +215,16 @@ class Transfer:
         started = self._clock()
         state = await self._backend.save(slot, name)
         seconds = max(0.0, self._clock() - started)
-        snapshot = await self._store.publish(
-            name,
+        saved = Saved(
             fingerprint=self.fingerprint,
             seed=content.prompt.seed,
             n_prompt=min(content.n_prompt, state.n_tokens),
             n_tokens=state.n_tokens,
             n_bytes=state.n_bytes,
             save_seconds=seconds,
-            now=self._clock(),
+            conversation=content.prompt.conversation,
         )
+        snapshot = await self._store.publish(name, saved, self._clock())
         self.costs.observe_save(state.n_bytes, seconds)
         self.costs.observe_size(state.n_tokens, state.n_bytes)
         self._written += state.n_bytes
@@ -229,12 +237,30 @@ class Transfer:
         except (StoreError, OSError) as error:
             log.warning("save.left-over", error=type(error).__name__)
 
+    async def forget(self, conversation: str) -> int:
+        """Delete a conversation's snapshots, of all fingerprints, and save none of it any more.
+
+        Gives their number. One that the backend is reading goes too: what it reads is a link.
+        Raises ``StoreError`` when the disk refuses; some may then be left, to be tried again.
+        """
+        if not conversation:
+            return 0
+        self._forgotten.add(conversation)
+        ids = [s.id for s in self._store.all_snapshots() if s.conversation == conversation]
+        for snapshot_id in ids:
+            self.index.remove(snapshot_id)
+        if ids:
+            await self._store.delete(ids, Cause.FORGOTTEN)
+            self._metrics.evicted(Cause.FORGOTTEN, len(ids))
+            self._gauge()
+        return len(ids)
+
     async def _delete(self, ids: list[str], cause: Cause) -> None:
         for snapshot_id in ids:
             self.index.remove(snapshot_id)
-            self._metrics.evicted(cause)
         if not ids:
             return
+        self._metrics.evicted(cause, len(ids))
         try:
             await self._store.delete(ids, cause)
         except (StoreError, OSError) as error:

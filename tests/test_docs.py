@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from proxy.cli import app
 from proxy.config import FLAGS, PREFIX, Config, load
+from proxy.core.normalise import RULES
 from proxy.core.records import Mode, Reason
 from proxy.dialects import DIALECTS
 from proxy.errors import ConfigError
@@ -78,6 +79,12 @@ def test_every_label_is_listed() -> None:
             assert f"`{label}`" in row, (family, label)
 
 
+def test_every_rule_is_listed() -> None:
+    """README's table of rules is the table the proxy has, in its order, with its defaults."""
+    rows = re.findall(r"^\| `([\w-]+)` \| (.*) \| (.*) \| (on|known|off) \|$", README, re.MULTILINE)
+    assert rows == [(rule.name, rule.what, rule.where, rule.default) for rule in RULES]
+
+
 def test_every_cached_path_is_listed() -> None:
     """README names each path of the cached path in its table of requests."""
     (row,) = [line for line in README.splitlines() if "the cached path, streaming or not" in line]
@@ -86,7 +93,7 @@ def test_every_cached_path_is_listed() -> None:
 
 def test_every_setting_that_is_named_exists() -> None:
     """Settings in README are written as the configuration knows them."""
-    named = re.findall(r"`((?:server|backend|cache)\.\w+)[ `]", README)
+    named = re.findall(r"`((?:server|backend|cache|normalise)\.\w+)[ `]", README)
     assert named
     assert set(named) <= SETTINGS
 

@@ -41,7 +41,8 @@ class Facts:
 
     ``instance`` identifies this very process (llama-server: its random media marker), ``""`` when
     it cannot be told. ``identity`` holds what goes into the fingerprint, already free of anything
-    that differs between two starts of the same server.
+    that differs between two starts of the same server. ``template``: the chat template's text,
+    ``""`` when not told.
     """
 
     kind: str
@@ -51,6 +52,7 @@ class Facts:
     model: str
     model_path: str
     identity: Mapping[str, Any]
+    template: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,7 @@ class LlamaServer:
             for one in (_mapping(adapter, "/lora-adapters") for adapter in adapters)
         ]
         settings = _take(props, "default_generation_settings", dict)
+        template = props.get("chat_template")
         self._total_slots = _take(props, "total_slots", int)
         return Facts(
             kind="llama-server",
@@ -76,6 +77,7 @@ class LlamaServer:
             model=_take(model, "id", str),
             model_path=_take(props, "model_path", str),
             identity=identity,
+            template=template if isinstance(template, str) else "",
         )
 
     async def instance(self) -> str:

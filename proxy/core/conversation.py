@@ -1,11 +1,22 @@
-"""Chat messages as bytes: equal bytes, equal place in the prefix chain."""
+"""Chat messages: as bytes for the prefix chain, and when two of them mean the same.
+
+Real clients re-order, re-space, trim and un-escape what they were sent (clients.md 4, 6). Two
+messages with one ``key`` are the same message, sent once more by such a client.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from typing import Any
 
 import orjson
+
+KEY_BYTES = 16
+SYSTEM = frozenset({"system", "developer"})
+# Digits beyond what a double holds: the parser rounds them, so they are compared as text.
+_LONG_NUMBER = re.compile(r"\d{16,}")
 
 
 def segments(messages: Iterable[Any]) -> list[bytes]:
@@ -14,7 +25,7 @@ def segments(messages: Iterable[Any]) -> list[bytes]:
     A content that is a single text part equals the plain string, because templates render both the
     same; keys keep the order they came in.
     """
-    return [orjson.dumps(_plain(message)) for message in messages]
+    return [orjson.dumps(plain(message)) for message in messages]
 
 
 def has_media(messages: Iterable[Any]) -> bool:
@@ -27,7 +38,8 @@ def has_media(messages: Iterable[Any]) -> bool:
     )
 
 
-def _plain(message: Any) -> Any:
+def plain(message: Any) -> Any:
+    """``message`` with a content of one text part as a string; itself wherever there is none."""
     if not isinstance(message, dict):
         return message
     content = message.get("content")
@@ -37,3 +49,104 @@ def _plain(message: Any) -> Any:
     if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return {**message, "content": part["text"]}
     return message
+
+
+def head_length(messages: Iterable[Any]) -> int:
+    """How many leading messages are system text."""
+    count = 0
+    for message in messages:
+        if not isinstance(message, dict) or message.get("role") not in SYSTEM:
+            break
+        count += 1
+    return count
+
+
+def text_of(message: Any) -> str | None:
+    """The text of a message that is nothing but text: a string, or one text part; else None."""
+    content = plain(message).get("content") if isinstance(message, dict) else None
+    return content if isinstance(content, str) else None
+
+
+def key(message: Any) -> bytes:
+    """Equal for messages that mean the same; 16 bytes.
+
+    Left out: ids, reasoning and what no template renders (``name``, ``refusal`` ...). Texts are
+    compared stripped; tool arguments, and tool results that are JSON, as JSON.
+    """
+    digest = blake2b(digest_size=KEY_BYTES)
+    for part in _meaning(message):
+        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.digest()
+
+
+def json_equal(ours: Any, theirs: Any) -> bool:
+    """Whether two argument strings are the same JSON: ``1.0`` is ``1``, key order aside."""
+    return ours == theirs or _json(ours) == _json(theirs)
+
+
+def calls(message: Any) -> list[Mapping[str, Any]]:
+    """The tool calls of a message that have the expected shape."""
+    found = message.get("tool_calls") if isinstance(message, dict) else None
+    return [
+        call
+        for call in (found if isinstance(found, list) else ())
+        if isinstance(call, dict) and isinstance(call.get("function"), dict)
+    ]
+
+
+def _meaning(message: Any) -> Iterable[str | bytes]:
+    if not isinstance(message, dict):
+        yield orjson.dumps(message)
+        return
+    role = str(message.get("role"))
+    yield role
+    content = plain(message).get("content")
+    if isinstance(content, str):
+        yield _json(content) if role == "tool" else content.strip()
+    elif isinstance(content, list):
+        for part in content:
+            yield from _part(part)
+    else:
+        yield "" if content is None else orjson.dumps(content)
+    for call in calls(message):
+        yield str(call["function"].get("name"))
+        yield _json(call["function"].get("arguments"))
+    if message.get("function_call") is not None:
+        yield orjson.dumps(message["function_call"])
+
+
+def _part(part: Any) -> Iterable[str | bytes]:
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        yield "text"
+        yield part["text"].strip()
+    else:
+        yield orjson.dumps(part)
+
+
+def _json(value: Any) -> str | bytes:
+    """Canonical bytes of JSON in a string (or of a value); a string that is none, stripped."""
+    if isinstance(value, str):
+        text = value.strip()
+        if not text.startswith(("{", "[")):
+            return text or b"{}"
+        try:
+            value = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            return text
+        long = "".join(f"#{digits}" for digits in sorted(_LONG_NUMBER.findall(text)))
+    else:
+        long = ""
+    return orjson.dumps(_whole(value), option=orjson.OPT_SORT_KEYS) + long.encode()
+
+
+def _whole(value: Any) -> Any:
+    """``value`` with whole floats as integers."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _whole(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return value

@@ -44,7 +44,8 @@ class Prompt:
     namespace, LoRA set). ``chain`` are running digests over the request's segments (message by
     message, or fixed blocks of text); ``ends[i]`` is the size in bytes up to and including
     segment i, ``size`` of all. The chain is the fast hint. ``tokens`` is the rendered prompt as
-    the backend will see it, present once somebody had to know exactly.
+    the backend will see it, present once somebody had to know exactly. ``conversation``: the id of
+    the one it belongs to, ``""`` for none; only what "forget this conversation" goes by.
     """
 
     seed: bytes
@@ -52,6 +53,7 @@ class Prompt:
     ends: tuple[int, ...]
     size: int
     tokens: array[int] | None = None
+    conversation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Snapshot:
 
     ``n_prompt``: how many of the tokens came from the client's prompt; the rest was generated and
     may never be sent back. ``checksum``: hex sha256 of the whole file. Times are unix seconds.
+    ``conversation``: as in ``Prompt``, the last that ran there before the save.
     """
 
     id: str
@@ -73,6 +76,7 @@ class Snapshot:
     last_used: float
     save_seconds: float
     restores: int = 0
+    conversation: str = ""
 
     @property
     def n_tokens(self) -> int:

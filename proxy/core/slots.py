@@ -34,8 +34,9 @@ class Content:
     ``prompt`` is the request that last ran there; ``n_prompt`` tokens of the ``n_tokens`` came
     from it, the rest was generated. ``tokens`` are leading tokens known for certain (from a state
     file's header or an exact count), None when nobody had to know. ``n_saved`` leading tokens are
-    on disk. ``storable``: False when the KV is no function of the tokens or the client forbade
-    storing (DESIGN.md rule 8, 9); ``tainted``: for the first reason, which its reuse inherits.
+    on disk. ``storable``: False when the KV is no function of the tokens, the client forbade
+    storing (DESIGN.md rule 8, 9) or the owner had the conversation forgotten; ``tainted``: for the
+    first reason, which its reuse inherits.
     ``used`` is the caller's clock in seconds.
     """
 
@@ -114,6 +115,13 @@ class SlotTable:
     def forget(self) -> None:
         """The backend restarted: every content is unknown, states stay until their owners end."""
         self._rows = [replace(row, content=None) for row in self._rows]
+
+    def unsave(self, conversation: str) -> None:
+        """A conversation is forgotten: what slots hold of it is never saved, and nothing is."""
+        for row in self._rows:
+            content = row.content
+            if content is not None and conversation and content.prompt.conversation == conversation:
+                self.hold(row.index, replace(content, storable=False, n_saved=0))
 
     def all_free(self) -> bool:
         """Nothing runs anywhere."""

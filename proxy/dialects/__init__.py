@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from proxy.dialects.anthropic import Messages
 from proxy.dialects.base import Dialect
 from proxy.dialects.infill import Infill
 from proxy.dialects.llama_completion import LlamaCompletion
@@ -15,6 +16,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
     {
         "/v1/chat/completions": OpenAIChat(),
         "/chat/completions": OpenAIChat(),
+        "/v1/messages": Messages(),
         "/v1/completions": OpenAICompletion(),
         "/completion": LlamaCompletion(),
         "/completions": LlamaCompletion(),

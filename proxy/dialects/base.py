@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from proxy.core.records import Prompt
+from proxy.core.sse import Event
 
 
 class Unreadable(ValueError):  # noqa: N818 - no error: the backend may well read it
@@ -29,7 +30,10 @@ class Call:
     ``streamable``: the backend can stream this request, so a non-streaming client's answer can be
     re-assembled. ``wide``: cannot name one slot (n>1, prompt arrays). ``id_slot``: asked for by
     the client, None when absent or negative. ``store``: may be saved to disk.
-    ``cache``: False when the client said ``cache_prompt: false``.
+    ``cache``: False when the client said ``cache_prompt: false``. ``path``: where the backend takes
+    it, ``""`` for the path it came on. ``chat``: ``body`` has ``messages``. ``keep``: a chat
+    request whose answer is one whole assistant message, which ``openai_chat.generated`` finds in
+    what the backend sent.
     """
 
     raw: bytes
@@ -41,14 +45,18 @@ class Call:
     cache: bool
     store: bool
     model: str
+    path: str = ""
+    chat: bool = False
+    keep: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class EventFilter(Protocol):
     """Sees each SSE event of the backend, says what the client gets. One per request.
 
-    Also feed it (and ignore what it returns) when the answer is put together for a client that does
-    not stream, or with the whole body of an unstreamed answer: the figures below come from there.
+    ``wire``, ``ping`` and ``fail`` give bytes as they go out, framing and all. ``feed`` it (and
+    ignore what it returns) when the answer is put together for a client that does not stream: the
+    figures below come from there.
     """
 
     cache_n: int | None  # real reuse in tokens, from the first progress event (else the timings)
@@ -60,8 +68,17 @@ class EventFilter(Protocol):
     def feed(self, data: bytes) -> bytes | None:
         """``data`` is an event's data payload; the same or changed bytes, None to swallow it."""
 
-    def ping(self) -> bytes | None:
-        """A harmless event's data payload in the client's protocol, None where there is none."""
+    def wire(self, event: Event) -> bytes:
+        """What the client gets for one event of the backend; its own bytes if nothing changed."""
+
+    def ping(self) -> bytes:
+        """A harmless event in the client's protocol."""
+
+    def fail(self, error: bytes) -> bytes:
+        """An error's JSON (the proxy's or the backend's) as the event that ends the stream."""
+
+    def whole(self, status: int, body: bytes) -> bytes:
+        """A whole answer (or, with an error's status, a refusal) of the backend as a JSON body."""
 
 
 class Assembler(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,17 +30,19 @@ class OpenAIChat:
 
     def parse(self, raw: bytes) -> Call:
         """See ``Dialect``."""
-        body = bodies.read(raw)
+        return self.call(raw, bodies.read(raw))
+
+    def call(self, raw: bytes, body: dict[str, Any]) -> Call:
+        """``parse`` of a body that was read already."""
         if "messages" not in body:
             raise BadRequestError("'messages' is required.")
         messages = body["messages"]
         if not isinstance(messages, list):
             raise BadRequestError("'messages' must be a list.")
-        media = has_media(messages)
-        call = bodies.call(
-            raw, body, several=False, streamable=not _continues(body), known=not media
-        )
-        return replace(call, extra={**call.extra, "media": media})
+        media, continues = has_media(messages), _continues(body)
+        call = bodies.call(raw, body, several=False, streamable=not continues, known=not media)
+        keep = not continues and not call.wide
+        return replace(call, chat=True, keep=keep, extra={**call.extra, "media": media})
 
     def prompt(self, call: Call, namespace: bytes) -> Prompt:
         """See ``Dialect``. The first segment is what the template renders beside the messages."""
@@ -64,10 +67,31 @@ class OpenAIChat:
 
     def rendered(self, call: Call, /) -> tuple[str, Any]:
         """See ``Dialect``. The body has only what ``/apply-template`` needs: it refuses more."""
-        if call.extra["media"]:
-            return "none", None
+        return ("none", None) if call.extra["media"] else ("render", self.shown(call))
+
+    def shown(self, call: Call) -> dict[str, Any]:
+        """The fields a template may render."""
         names = ("messages", *_TEMPLATE, *_END)
-        return "render", {name: call.body[name] for name in names if name in call.body}
+        return {name: call.body[name] for name in names if name in call.body}
+
+
+def generated(payloads: Sequence[bytes]) -> bytes | None:
+    """The assistant message in what the backend sent: all data of a stream, or one whole body.
+
+    JSON as the engine shows it unstreamed; None when the answer did not run to its end.
+    """
+    answer = ChatAnswer()
+    try:
+        if len(payloads) == 1:
+            whole = payloads[0]
+        else:
+            for data in payloads:
+                answer.feed(data)
+            whole = answer.answer()
+        message = orjson.loads(whole)["choices"][0]["message"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return orjson.dumps(message) if isinstance(message, dict) else None
 
 
 def _continues(body: dict[str, Any]) -> bool:

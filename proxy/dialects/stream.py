@@ -7,10 +7,12 @@ answer cannot mislead that look: what is found is parsed before it counts.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
+from proxy.core.sse import Event, encode
 from proxy.core.timings import Observed
 
 _NO_EVENTS = (b"[DONE]", b"null")
@@ -35,7 +37,7 @@ class Filter(Observed, ABC):
             return data
         event: dict[str, Any] | None = None
         if not self._known or b'"prompt_progress"' in data or b'"timings"' in data:
-            event = _object(data)
+            event = json_object(data)
         if event is not None:
             self._learn(event)
             if isinstance(event.get("prompt_progress"), dict):
@@ -48,10 +50,25 @@ class Filter(Observed, ABC):
         passed = self._content(data)
         return None if passed is None else self._renamed(passed)
 
-    def ping(self) -> bytes | None:
+    def wire(self, event: Event) -> bytes:
+        """See ``EventFilter``. Comments pass."""
+        data = event.data if event.comment_only else self.feed(event.data)
+        if data is None:
+            return b""
+        return event.raw if data is event.data else encode(data)
+
+    def ping(self) -> bytes:
         """An event without content, in the shape of the backend's own."""
         self._pinged = self._pinged or not self._known
-        return orjson.dumps(self._blank())
+        return encode(orjson.dumps(self._blank()))
+
+    def fail(self, error: bytes) -> bytes:
+        """See ``EventFilter``. No ``[DONE]`` comes after it."""
+        return encode(error)
+
+    def whole(self, status: int, body: bytes) -> bytes:  # noqa: ARG002 - other APIs look at it
+        """See ``EventFilter``. These APIs are the backend's own."""
+        return body
 
     def _content(self, data: bytes) -> bytes | None:
         self.prefilled = True
@@ -117,7 +134,7 @@ class ChatFilter(Filter):
         self._opening: dict[tuple[int, str], str] = {}  # text to put before the next such delta
 
     def _content(self, data: bytes) -> bytes | None:
-        choice = _choice(_object(data)) if b'"role"' in data else None
+        choice = choice_of(json_object(data)) if b'"role"' in data else None
         if choice is not None and choice["delta"] == {"role": "assistant", "content": None}:
             return self._role(choice.get("index", 0), data)
         self.prefilled = True
@@ -130,7 +147,7 @@ class ChatFilter(Filter):
         return data
 
     def _withheld(self, event: dict[str, Any]) -> None:
-        choice = _choice(event)
+        choice = choice_of(event)
         if choice is None:
             return
         for name, text in choice["delta"].items():
@@ -139,8 +156,8 @@ class ChatFilter(Filter):
 
     def _opened(self, data: bytes) -> bytes:
         """``data`` with the withheld opening, at the latest in the choice's last event."""
-        event = _object(data)
-        choice = _choice(event)
+        event = json_object(data)
+        choice = choice_of(event)
         if choice is None:
             return data
         index, delta = choice.get("index", 0), choice["delta"]
@@ -157,7 +174,8 @@ class ChatFilter(Filter):
         return {"choices": [choice], **self._head, "object": "chat.completion.chunk"}
 
 
-def _object(data: bytes) -> dict[str, Any] | None:
+def json_object(data: bytes) -> dict[str, Any] | None:
+    """The JSON object in ``data``, None when it is none."""
     try:
         event = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -165,7 +183,7 @@ def _object(data: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-def _choice(event: dict[str, Any] | None) -> dict[str, Any] | None:
+def choice_of(event: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The one choice of a chat chunk; None when it is no such chunk."""
     choices = event.get("choices") if event else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):

@@ -1,6 +1,7 @@
-"""The proxy's own pages under ``/_slotkeeper/``: metrics, slots, snapshots, decision log.
+"""The proxy's own pages under ``/_slotkeeper/``: metrics, slots, conversations, decision log.
 
-The gate has already checked who asks.
+The gate has already checked who asks: the admin key, or this machine. Only therefore may pages
+quote prompts and show titles.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from proxy.errors import BadRequestError, NotFoundError
+from proxy.errors import BadRequestError, NotFoundError, UnsupportedMediaError
 from proxy.server.envelope import Handler, json_response
 from proxy.server.gate import OWN
 from proxy.server.health import Readiness, healthz, readyz
 
 _MAX_REQUESTS = 512
+_CONVERSATIONS = f"{OWN}/api/conversations"
+_FORGET = f"{_CONVERSATIONS}/{{id}}/forget"
 
 
 class AdminView(Readiness, Protocol):
@@ -30,6 +33,12 @@ class AdminView(Readiness, Protocol):
 
     def requests(self, limit: int) -> Sequence[Mapping[str, Any]]:
         """The decision log, newest first, at most ``limit`` rows."""
+
+    def conversations(self) -> Sequence[Mapping[str, Any]]:
+        """One row per conversation, the last used first."""
+
+    async def forget(self, conversation: str) -> int | None:
+        """Remove one; how many snapshots went with it, None when nothing is known of it."""
 
     def metrics(self) -> tuple[bytes, str]:
         """The Prometheus exposition and its content type."""
@@ -51,6 +60,9 @@ def routes(view: AdminView) -> list[web.RouteDef]:
     async def requests(request: web.Request) -> web.Response:
         return json_response({"requests": view.requests(_limit(request))})
 
+    async def conversations(_request: web.Request) -> web.Response:
+        return json_response({"conversations": view.conversations()})
+
     pages: dict[str, Handler] = {
         f"{OWN}/healthz": healthz,
         f"{OWN}/readyz": readyz(view),
@@ -58,17 +70,39 @@ def routes(view: AdminView) -> list[web.RouteDef]:
         f"{OWN}/api/slots": slots,
         f"{OWN}/api/snapshots": snapshots,
         f"{OWN}/api/requests": requests,
+        f"{OWN}/api/conversations": conversations,
     }
 
     async def other(request: web.Request) -> web.Response:
         if request.path in pages:
             raise web.HTTPMethodNotAllowed(request.method, ["GET", "HEAD"])
-        raise NotFoundError(f"No such page; there are {', '.join(pages)}.")
+        if _is_forget(request.path):
+            raise web.HTTPMethodNotAllowed(request.method, ["POST"])
+        raise NotFoundError(f"No such page; there are {', '.join((*pages, _FORGET))}.")
 
     return [
         *(web.get(path, handler) for path, handler in pages.items()),
+        web.post(_FORGET, _forget(view)),
         web.route("*", OWN + "{tail:(?:/.*)?}", other),
     ]
+
+
+def _forget(view: AdminView) -> Handler:
+    async def forget(request: web.Request) -> web.Response:
+        if request.content_type != "application/json":  # what a web page's form cannot send
+            raise UnsupportedMediaError(
+                "Forgetting needs the header 'Content-Type: application/json'."
+            )
+        snapshots = await view.forget(request.match_info["id"])
+        if snapshots is None:
+            raise NotFoundError("No such conversation.", hint=f"See {_CONVERSATIONS}.")
+        return json_response({"forgotten": True, "snapshots": snapshots})
+
+    return forget
+
+
+def _is_forget(path: str) -> bool:
+    return re.fullmatch(rf"{_CONVERSATIONS}/[^/]+/forget", path) is not None
 
 
 def _limit(request: web.Request) -> int:

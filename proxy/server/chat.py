@@ -1,9 +1,10 @@
 """The cached path: one completion request from its bytes to the last byte of its answer.
 
-    bytes -> dialect.parse -> prefix chain -> scheduler.lease -> backend.send -> relay -> observe
+    bytes -> dialect.parse -> normalise -> prefix chain -> scheduler.lease -> backend.send
+          -> relay -> observe
 
-A fault in what is only there to save time (chain, tokens, placement, snapshots) is counted and the
-request goes on as if there were no cache.
+A fault in what is only there to save time (normalise, chain, tokens, placement, snapshots) is
+counted and the request goes on as if there were no cache.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+import orjson
 from aiohttp import web
 
 from proxy.core.placement import Need
@@ -31,15 +33,19 @@ if TYPE_CHECKING:
 
     from proxy.backends.base import Backend, Upstream
     from proxy.core.queue import Lease
-    from proxy.dialects.base import Call, Dialect
+    from proxy.dialects.base import Call
     from proxy.scheduler import Scheduler
+    from proxy.server.explainer import Explainer
+    from proxy.server.normaliser import Normaliser
     from proxy.server.passthrough import Passthrough
     from proxy.server.record import Recorder
     from proxy.tokens import Counter
 
 NO_STORE = "X-Slotkeeper-No-Store"
+NORMALISE = "X-Slotkeeper-Normalise"  # "off": this request goes on as it came
 OURS = ("content-type", "accept-encoding")  # the body goes on as JSON, the answer is read here
 BODY_HEADERS = ("content-length", "content-type")
+REFUSED = (400, 500)  # what a template that cannot render a request is answered with
 
 
 class Chat:
@@ -50,6 +56,8 @@ class Chat:
         scheduler: Scheduler,
         backend: Backend,
         counter: Counter,
+        normaliser: Normaliser,
+        explainer: Explainer,
         passthrough: Passthrough,
         recorder: Recorder,
         *,
@@ -59,6 +67,8 @@ class Chat:
         self._scheduler = scheduler
         self._backend = backend
         self._counter = counter
+        self._normaliser = normaliser
+        self._explainer = explainer
         self._passthrough = passthrough
         self._recorder = recorder
         self._ping_interval = ping_interval
@@ -72,7 +82,10 @@ class Chat:
         except Unreadable:
             return await self._passthrough.computing(request, raw)
         exchange = Exchange(request, dialect, call, self._recorder.now())
-        prompt = self._prompt(dialect, call, request)
+        namespace = blake2b(keys.client_key(request).encode(), digest_size=16).digest()
+        if call.chat:
+            call = self._normalised(exchange, namespace)
+        prompt = self._prompt(exchange, namespace)
         need = Need(prompt, wanted=call.id_slot, wide=call.wide, cache=call.cache)
         exact = partial(self._exact, exchange, prompt)
         try:
@@ -85,21 +98,44 @@ class Chat:
             exchange.status = error.status
             if not exchange.client.begun:
                 raise
-            return await exchange.client.fail(error)
+            failed = exchange.events.fail(orjson.dumps(error.envelope()))
+            return await exchange.client.write(failed)
         except asyncio.CancelledError:
             exchange.status = CLIENT_LEFT
             raise
         finally:
-            self._recorder.request(exchange)
+            self._done(exchange)
 
-    def _prompt(self, dialect: Dialect, call: Call, request: web.Request) -> Prompt:
+    def _normalised(self, exchange: Exchange, namespace: bytes) -> Call:
+        """Byte-stable, as far as the ledger and the client allow."""
+        headers = exchange.request.headers
+        exchange.turn = self._normaliser.prepare(
+            exchange.call,
+            headers,
+            namespace,
+            keep=NO_STORE not in headers,
+            off=headers.get(NORMALISE, "").lower() == "off",
+        )
+        exchange.call = exchange.turn.call
+        return exchange.call
+
+    def _prompt(self, exchange: Exchange, namespace: bytes) -> Prompt:
         """The prefix chain; without it (a fault of ours) the request is simply cold."""
-        namespace = blake2b(keys.client_key(request).encode(), digest_size=16).digest()
+        call, row = exchange.call, exchange.turn.row if exchange.turn else None
         try:
-            return dialect.prompt(call, namespace)
+            prompt = exchange.dialect.prompt(call, namespace)
         except Exception as error:  # noqa: BLE001 - rule 10
             self._recorder.fault(error)
-            return Prompt(seed=namespace, chain=(), ends=(), size=len(call.raw))
+            prompt = Prompt(seed=namespace, chain=(), ends=(), size=len(call.raw))
+        return replace(prompt, conversation=row.id) if row else prompt
+
+    def _done(self, exchange: Exchange) -> None:
+        """Whatever became of it: remembered, written down, and explained if it was cold."""
+        lease, turn = exchange.lease, exchange.turn
+        if turn is not None and lease is not None and lease.ended:
+            self._normaliser.answered(turn, exchange.generated(), lease.prompt_n)
+        exchange.why = self._explainer.look(exchange)
+        self._recorder.request(exchange)
 
     async def _exact(self, exchange: Exchange, prompt: Prompt) -> Prompt:
         """The same prompt with the tokens the backend will see."""
@@ -127,9 +163,10 @@ class Chat:
         body = exchange.dialect.upstream(exchange.call, lease.slot)
         headers = keys.upstream(request, OURS)
         headers.append(("Content-Type", "application/json"))
+        target = exchange.call.path or request.raw_path
         lease.sent, lease.ended = True, False
         try:
-            async with self._backend.send("POST", request.raw_path, headers, body) as upstream:
+            async with self._backend.send("POST", target, headers, body) as upstream:
                 exchange.status = upstream.status
                 return await self._relay(exchange, lease, upstream)
         except BackendUnreachableError:
@@ -139,7 +176,11 @@ class Chat:
     async def _relay(
         self, exchange: Exchange, lease: Lease, upstream: Upstream
     ) -> web.StreamResponse:
-        relay, call = Relay(self._scheduler, lease), exchange.call
+        call = exchange.call
+        relay = Relay(self._scheduler, lease, exchange.payloads if call.keep else None)
+        if upstream.status in REFUSED and exchange.turn and exchange.turn.altered:
+            exchange.call = self._normaliser.refused(exchange.turn)
+            return await self._send(exchange, lease)
         if upstream.status != OK:
             return await self._refused(exchange, upstream)
         if call.stream:
@@ -160,7 +201,10 @@ class Chat:
         """
         body = await upstream.read()
         if exchange.client.begun:
-            return await exchange.client.say(body)
+            return await exchange.client.write(exchange.events.fail(body))
+        refusal = exchange.events.whole(upstream.status, body)
+        if refusal is not body:
+            return _answer(exchange, upstream, refusal)
         response = web.Response(status=upstream.status, body=body)
         response.headers.update({"X-Slotkeeper": exchange.note()})
         response.headers.extend(without(upstream.headers, ("content-length",)))
@@ -170,8 +214,12 @@ class Chat:
         self, exchange: Exchange, upstream: Upstream, status: int, body: bytes
     ) -> web.Response:
         exchange.status = status
-        response = web.Response(status=status, body=body)
-        response.headers.extend(without(upstream.headers, BODY_HEADERS))
-        response.headers["Content-Type"] = "application/json; charset=utf-8"
-        response.headers["X-Slotkeeper"] = exchange.note()
-        return response
+        return _answer(exchange, upstream, exchange.events.whole(status, body))
+
+
+def _answer(exchange: Exchange, upstream: Upstream, body: bytes) -> web.Response:
+    response = web.Response(status=exchange.status, body=body)
+    response.headers.extend(without(upstream.headers, BODY_HEADERS))
+    response.headers["Content-Type"] = "application/json; charset=utf-8"
+    response.headers["X-Slotkeeper"] = exchange.note()
+    return response

@@ -13,6 +13,7 @@ import orjson
 import structlog
 from aiohttp import web
 
+from proxy.dialects.anthropic_errors import shaped
 from proxy.errors import (
     BadRequestError,
     ForbiddenError,
@@ -26,6 +27,7 @@ from proxy.errors import (
 from proxy.telemetry import logs
 
 REQUEST_ID = web.RequestKey("request_id", str)
+ANTHROPIC = "/v1/messages"  # paths whose clients read Anthropic's errors
 _BEGUN = web.RequestKey("begun", bool)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -77,22 +79,23 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
         try:
             return await handler(request)
         except SlotkeeperError as error:
-            answer = _refusal(error)
+            answer = _refusal(request, error)
             _note(request, answer.status, error.kind)
         except web.HTTPException as error:
             if error.status < HTTPStatus.BAD_REQUEST:
                 raise
-            answer = _translated(error)
+            answer = _translated(request, error)
             _note(request, answer.status, type(error).__name__)
         except web.RequestPayloadError as error:
-            answer = _refusal(BadRequestError("The request body is broken."))
+            answer = _refusal(request, BadRequestError("The request body is broken."))
             _note(request, answer.status, type(error).__name__)
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
             answer = _refusal(
+                request,
                 SlotkeeperError(
                     "An error inside Slotkeeper.",
                     hint=f"Its log has the details under request id {identity}.",
-                )
+                ),
             )
             _log.exception("unexpected error", method=request.method, error=type(error).__name__)
     if request.get(_BEGUN):
@@ -117,26 +120,35 @@ async def _stamp(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
 
 
-def _refusal(error: SlotkeeperError) -> web.Response:
+def _refusal(request: web.Request, error: SlotkeeperError) -> web.Response:
     found = {}
     if error.retry_after is not None:
         found["Retry-After"] = str(error.retry_after)
     if isinstance(error, UnauthorizedError):
         found["WWW-Authenticate"] = "Bearer"
-    answer = json_response(error.envelope(), status=error.status, headers=found)
+    answer = _shaped(request, error.envelope(), error.status, found)
     # What is left of a refused request must not be taken for the next one.
     answer.force_close()
     return answer
 
 
-def _translated(error: web.HTTPException) -> web.Response:
+def _shaped(
+    request: web.Request, body: dict[str, Any], status: int, headers: Mapping[str, str]
+) -> web.Response:
+    """In the shape of the API the path belongs to."""
+    if request.path.startswith(ANTHROPIC):
+        body = shaped(status, body["error"])
+    return json_response(body, status=status, headers=headers)
+
+
+def _translated(request: web.Request, error: web.HTTPException) -> web.Response:
     kind = _KINDS.get(error.status, SlotkeeperError)
     body = kind(f"{error.reason}.").envelope()
     body["error"]["code"] = error.status
     kept = {
         name: value for name, value in error.headers.items() if name in {"Allow", "Retry-After"}
     }
-    answer = json_response(body, status=error.status, headers=kept)
+    answer = _shaped(request, body, error.status, kept)
     answer.force_close()
     return answer
 

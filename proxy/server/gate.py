@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 OWN = "/_slotkeeper"
 OPEN = frozenset({f"{OWN}/healthz", f"{OWN}/readyz"})
 _SAFE = frozenset({"GET", "HEAD"})
+_OUR_SITE = frozenset({"same-origin", "none"})  # none: the user's own doing
 # What changes the backend's state behind the scheduler's back (llama-server.md 1), also behind a
 # prefix (--api-prefix).
 _STATEFUL = re.compile(
@@ -146,9 +147,16 @@ def _body(request: web.Request, rules: GateRules) -> None:
 
 
 def _cross_site(request: web.Request, _rules: GateRules) -> None:
-    """Other routes leave Origin to the backend, which has its own rules for browsers."""
+    """Other routes leave Origin to the backend, which has its own rules for browsers.
+
+    A page on another port of this machine has an Origin like ours; ``Sec-Fetch-Site`` tells it.
+    """
+    if request.method in _SAFE or not _is_own(request):
+        return
+    if request.headers.get("Sec-Fetch-Site", "none") not in _OUR_SITE:
+        raise ForbiddenError("A web page of another site may not do this.")
     origin = request.headers.get("Origin")
-    if origin is None or request.method in _SAFE or not _is_own(request):
+    if origin is None:
         return
     try:
         url = urlsplit(origin)

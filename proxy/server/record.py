@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from aiohttp import web
 
+from proxy.core.normalise.clients import Side
 from proxy.core.queue import Lease
 from proxy.core.records import Reason
+from proxy.dialects.openai_chat import generated
 from proxy.server.envelope import REQUEST_ID, Handler
 from proxy.server.gate import OWN
 from proxy.server.relay import Client
@@ -20,7 +23,9 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import Middleware
 
+    from proxy.core.why import Why
     from proxy.dialects.base import Call, Dialect
+    from proxy.server.normaliser import Turn
     from proxy.telemetry.history import History
     from proxy.telemetry.metrics import Metrics
 
@@ -33,6 +38,7 @@ FORESEEN = (Reason.SLOT_HIT, Reason.COLD, Reason.RESTORED)  # what only the engi
 PATH_CLASSES = {
     "/v1/chat/completions": PathClass.CHAT,
     "/chat/completions": PathClass.CHAT,
+    "/v1/messages": PathClass.CHAT,
     "/infill": PathClass.INFILL,
 }
 
@@ -49,8 +55,15 @@ class Exchange:
         self.started = now
         self.status = 0
         self.lease: Lease | None = None
+        self.turn: Turn | None = None  # chat only
+        self.why: Why | None = None  # it was cold
         self.events = dialect.filter(call, f"slotkeeper-{self.request_id}", int(now))
         self.client = Client(request, self.note)
+        self.payloads: list[bytes] = []  # what the backend sent, where ``call.keep``
+
+    def generated(self) -> bytes | None:
+        """The assistant message (JSON) of an answer that ran to its end, None without one."""
+        return generated(self.payloads) if self.payloads else None
 
     def note(self) -> str:
         """The value of ``X-Slotkeeper``: the reason and the real reuse, as far as known by now."""
@@ -135,6 +148,7 @@ class Recorder:
             prompt=lease.prompt_n if lease else None,
             first_token=exchange.client.first_after(),
             costs=[option.explain() for option in lease.weighed] if lease else (),
+            **_conversation(exchange),
         )
         self._close(decision, PATH_CLASSES.get(decision.path, PathClass.COMPLETION), keep=True)
 
@@ -150,5 +164,18 @@ class Recorder:
         )
         if decision.status == CLIENT_LEFT:
             self._metrics.disconnects.inc()
-        line = {k: v for k, v in decision.as_json().items() if k not in {"costs", "note", "at"}}
-        log.info("request", prompt_tokens=line.pop("prompt"), **line)
+        log.info("request", **decision.for_log())
+
+
+def _conversation(exchange: Exchange) -> dict[str, Any]:
+    """What is known of the conversation, for its row in the decision log."""
+    turn = exchange.turn
+    if turn is None:
+        return {}
+    return {
+        "conversation": turn.row.id if turn.row else "",
+        "client": turn.client,
+        "side": "" if turn.side is Side.MAIN else str(turn.side),
+        "rules": [f"{name} (shadow)" if turn.shadow else name for name in turn.rules],
+        "cold": asdict(exchange.why) if exchange.why else None,
+    }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from aiohttp import web
 
-from proxy.core.sse import Event, Parser, encode
+from proxy.core.sse import Event, Parser
 from proxy.errors import BackendBrokenError
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from proxy.backends.base import Upstream
     from proxy.core.queue import Lease
     from proxy.dialects.base import Assembler, EventFilter
-    from proxy.errors import SlotkeeperError
     from proxy.scheduler import Scheduler
 
 OK = 200
@@ -65,14 +64,6 @@ class Client:
             self._wrote = self._clock()
             return response
 
-    async def say(self, data: bytes) -> web.StreamResponse:
-        """One event."""
-        return await self.write(encode(data))
-
-    async def fail(self, error: SlotkeeperError) -> web.StreamResponse:
-        """An error after the headers left: an event, and no ``[DONE]`` after it."""
-        return await self.say(orjson.dumps(error.envelope()))
-
     async def relay(self, data: bytes) -> None:
         """Events of the backend."""
         if self._first is None:
@@ -89,20 +80,25 @@ class Client:
         while True:
             await asyncio.sleep(max(0.0, self._wrote + interval - self._clock()))
             if self._clock() - self._wrote >= interval:
-                ping = events.ping()
-                if ping is None:
-                    return
                 on_ping()
-                await self.say(ping)
+                await self.write(events.ping())
 
 
 class Relay:
     """Moves one backend answer; the scheduler is told what the engine says of the reuse."""
 
-    def __init__(self, scheduler: Scheduler, lease: Lease) -> None:
-        """``lease`` is finished here when the answer ran to its end."""
+    def __init__(
+        self, scheduler: Scheduler, lease: Lease, payloads: list[bytes] | None = None
+    ) -> None:
+        """``lease`` is finished here when the answer ran to its end.
+
+        ``payloads`` is filled anew with what the backend sent: data of events, or one whole body.
+        """
         self._scheduler = scheduler
         self._lease = lease
+        self._payloads = payloads
+        if payloads is not None:
+            payloads.clear()
 
     async def stream(
         self, client: Client, upstream: Upstream, events: EventFilter
@@ -112,13 +108,11 @@ class Relay:
         parser = Parser()
         while chunk := await upstream.read_some():
             out = bytearray()
-            for event in _events(parser, chunk):
-                data = event.data if event.comment_only else events.feed(event.data)
-                if data is not None:
-                    out += event.raw if data is event.data else encode(data)
+            for event in self._events(parser, chunk):
+                out += events.wire(event)
             self._observe(events)
-            if out:
-                await client.relay(bytes(out))
+            if out:  # an opening that says no more than the reuse is no first token
+                await (client.relay if events.prefilled else client.write)(bytes(out))
             elif not client.begun and self._lease.cache_n is not None:
                 await client.write(b"")  # the reuse is known: the headers travel while it computes
         if parser.pending:
@@ -133,7 +127,7 @@ class Relay:
         parser = Parser()
         try:
             while chunk := await upstream.read_some():
-                for event in _events(parser, chunk):
+                for event in self._events(parser, chunk):
                     if not event.comment_only:
                         events.feed(event.data)
                         assembler.feed(event.data)
@@ -150,6 +144,8 @@ class Relay:
         """An answer that was not streamed by the backend: its bytes, its timings noted."""
         body = await upstream.read()
         if upstream.status == OK:
+            if self._payloads is not None:
+                self._payloads.append(body)
             try:
                 answer = orjson.loads(body)
             except orjson.JSONDecodeError:
@@ -162,6 +158,15 @@ class Relay:
                 )
                 self._finish(timings, truncated=bool(answer.get("truncated")))
         return body
+
+    def _events(self, parser: Parser, chunk: bytes) -> list[Event]:
+        try:
+            events = parser.feed(chunk)
+        except ValueError as error:
+            raise _broken(str(error)) from error
+        if self._payloads is not None:
+            self._payloads += [event.data for event in events if not event.comment_only]
+        return events
 
     def _observe(self, events: EventFilter) -> None:
         if events.cache_n is not None and events.prompt_n is not None:
@@ -185,13 +190,6 @@ class Relay:
 def without(headers: list[tuple[str, str]], names: Collection[str]) -> list[tuple[str, str]]:
     """``headers`` but those of the lower-case ``names``."""
     return [(name, value) for name, value in headers if name.lower() not in names]
-
-
-def _events(parser: Parser, chunk: bytes) -> list[Event]:
-    try:
-        return parser.feed(chunk)
-    except ValueError as error:
-        raise _broken(str(error)) from error
 
 
 def _broken(why: str) -> BackendBrokenError:

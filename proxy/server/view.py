@@ -1,17 +1,44 @@
-"""What the proxy's own pages show, read from the live objects; no prompt text anywhere."""
+"""What the proxy's own pages show, read from the live objects.
+
+The only prompt text is a title of 60 characters and the quotes of the decision log, for those the
+gate lets in (DESIGN.md rule 9).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+from proxy.errors import SlotkeeperError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from proxy.core.ledger import Conversation
     from proxy.keeper import Keeper
     from proxy.scheduler import Scheduler
     from proxy.telemetry.history import History
     from proxy.telemetry.metrics import Metrics
     from proxy.transfer import Transfer
+
+
+_LEFT = "The disk refuses: some of this conversation may still be on it."
+
+
+class Talks(Protocol):
+    """The conversations there are (``server.normaliser.Normaliser``)."""
+
+    def conversations(self) -> Sequence[Conversation]:
+        """The last used first."""
+
+    def forget(self, conversation: str) -> bool:
+        """Drop one; False when it is not known."""
+
+
+class Written(Protocol):
+    """Where they are kept (``store.ledger.LedgerWriter``)."""
+
+    async def flush(self) -> bool:
+        """Bring what changed to disk; False when the disk refuses."""
 
 
 class View:
@@ -24,13 +51,17 @@ class View:
         transfer: Transfer | None,
         history: History,
         metrics: Metrics,
+        talks: Talks | None = None,
+        ledger: Written | None = None,
     ) -> None:
-        """``transfer`` None: nothing is ever saved."""
+        """``transfer`` None: nothing is ever saved; likewise ``talks`` and ``ledger``."""
         self._scheduler = scheduler
         self._keeper = keeper
         self._transfer = transfer
         self._history = history
         self._metrics = metrics
+        self._talks = talks
+        self._ledger = ledger
 
     def slots(self) -> Sequence[Mapping[str, Any]]:
         """One row per slot; ``used`` is unix seconds."""
@@ -64,9 +95,42 @@ class View:
                 "last_used": snapshot.last_used,
                 "restores": snapshot.restores,
                 "barred": self._transfer.barred(snapshot.id),
+                "conversation": snapshot.conversation,
             }
             for snapshot in found
         ]
+
+    def conversations(self) -> Sequence[Mapping[str, Any]]:
+        """One row per conversation, the last used first; ``bytes``: of its messages and tools."""
+        return [
+            {
+                "id": row.id,
+                "client": row.client,
+                "messages": len(row.lines),
+                "used": row.used,
+                "prompt_n": row.prompt_n,
+                "title": row.title,
+                "bytes": _bytes(row),
+            }
+            for row in (self._talks.conversations() if self._talks else ())
+        ]
+
+    async def forget(self, conversation: str) -> int | None:
+        """Remove a conversation and its snapshots, for good; how many those were.
+
+        None: neither is known. Raises ``SlotkeeperError`` when the disk refuses: a second try may
+        remove the rest.
+        """
+        known = self._talks is not None and self._talks.forget(conversation)
+        self._scheduler.table.unsave(conversation)
+        try:
+            snapshots = await self._transfer.forget(conversation) if self._transfer else 0
+            written = await self._ledger.flush() if self._ledger else True
+        except OSError as error:
+            raise SlotkeeperError(_LEFT, hint="Try again.") from error
+        if not written:
+            raise SlotkeeperError(_LEFT, hint="It is tried again by itself.")
+        return snapshots if known or snapshots else None
 
     def requests(self, limit: int) -> Sequence[Mapping[str, Any]]:
         """The decision log, newest first."""
@@ -87,3 +151,10 @@ class View:
             "restores": "retired" if self._transfer and self._transfer.retired else "in use",
         }
         return self._keeper.up and not draining, details
+
+
+def _bytes(row: Conversation) -> int:
+    lines = sum(
+        len(line.came) + len(line.went) * (line.went is not line.came) for line in row.lines
+    )
+    return lines + sum(map(len, row.tools)) + sum(len(answer.message) for answer in row.answers)

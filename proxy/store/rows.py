@@ -18,7 +18,9 @@ _FIELDS = {
     "last_used": float,
     "save_seconds": float,
     "restores": int,
+    "conversation": str,
 }
+_LATER = {"conversation": ""}  # fields that rows of older versions lack
 
 
 def to_row(snapshot: Snapshot) -> dict[str, Any]:
@@ -32,6 +34,7 @@ def from_row(key: str, row: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
     Folder and file name come from a row: both have the one pattern that leads nowhere else.
     """
+    row = None if row is None else {**_LATER, **row}
     if row is None or row.keys() != _FIELDS.keys() or not ID.fullmatch(key):
         return None
     if any(type(row[name]) is not kind for name, kind in _FIELDS.items()):

@@ -56,6 +56,7 @@ class Saved:
     n_tokens: int
     n_bytes: int
     save_seconds: float
+    conversation: str = ""
 
 
 class Shelf:
@@ -204,6 +205,7 @@ class Shelf:
                 created=now,
                 last_used=now,
                 save_seconds=saved.save_seconds,
+                conversation=saved.conversation,
             )
             files.seal(source, shared=self._shared)
             files.flush(source)

@@ -1,20 +1,16 @@
 """The store as the rest of the proxy sees it: async, with an index in memory.
 
-All disk work runs in one thread of its own, so nothing here blocks the event loop and no two
-operations meet. The index changes on the event loop only, after the disk did. An operation once
-begun runs to its end: a caller that is cancelled stops waiting, not the work.
+All disk work runs in a thread of its own (``store/worker.py``). The index changes on the event loop
+only, after the disk did.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from proxy.core.records import Snapshot
 from proxy.store import files
@@ -26,19 +22,18 @@ from proxy.store.files import (
     StoreError,
 )
 from proxy.store.shelf import Report, Saved, Shelf
+from proxy.store.worker import Worker
 
 __all__ = [
     "ProbeFiles",
     "PublishError",
     "Report",
+    "Saved",
     "SnapshotStore",
     "StageError",
     "StoreBusyError",
     "StoreError",
 ]
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _WRITE_BEHIND = 5.0  # seconds of last-use times a killed proxy may forget
 
@@ -53,8 +48,7 @@ class SnapshotStore:
     def __init__(self, staging: Path, root: Path, *, shared: bool = False) -> None:
         """Touches nothing; ``open`` does."""
         self._shelf = Shelf(staging, root, shared=shared)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="slotkeeper-store")
-        self._running: set[asyncio.Task[Any]] = set()
+        self._worker = Worker("slotkeeper-store")
         self._rows: dict[str, Snapshot] = {}
         self._quarantined: set[str] = set()
         self._unwritten: set[str] = set()
@@ -65,7 +59,7 @@ class SnapshotStore:
 
     async def open(self) -> Report:
         """Take the lock and reconcile. Raises ``StoreBusyError`` when another proxy has it."""
-        report = await self._whole(self._in_thread(self._shelf.open))
+        report = await self._worker.whole(self._worker.call(self._shelf.open))
         self._rows = report.snapshots
         self._quarantined = report.quarantined
         return report
@@ -75,13 +69,12 @@ class SnapshotStore:
         if self._closed:
             return
         self._closed = True
-        while self._running:
-            await asyncio.wait(self._running)
+        await self._worker.settled()
         try:
             await self._flush()
         finally:
-            await self._in_thread(self._shelf.close)
-            self._thread.shutdown(wait=False)
+            await self._worker.call(self._shelf.close)
+            self._worker.stop()
 
     # What is there
 
@@ -103,7 +96,7 @@ class SnapshotStore:
 
     async def free_bytes(self) -> int:
         """What the file system has left."""
-        return await self._in_thread(self._shelf.free_bytes)
+        return await self._worker.call(self._shelf.free_bytes)
 
     # Out of a slot
 
@@ -111,34 +104,22 @@ class SnapshotStore:
         """A bare file name for one save; never given twice."""
         return files.fresh("sks-{}.kv")
 
-    async def publish(
-        self,
-        name: str,
-        *,
-        fingerprint: str,
-        seed: bytes,
-        n_prompt: int,
-        n_tokens: int,
-        n_bytes: int,
-        save_seconds: float,
-        now: float,
-    ) -> Snapshot:
-        """Make the save ``name`` a snapshot. ``n_tokens``, ``n_bytes``: as the backend says.
+    async def publish(self, name: str, saved: Saved, now: float) -> Snapshot:
+        """Make the save ``name`` a snapshot.
 
-        Raises ``PublishError`` when the file is not what was said; whatever is raised, the file
-        is gone.
+        Raises ``PublishError`` when the file is not what ``saved`` says; whatever is raised, the
+        file is gone.
         """
-        saved = Saved(fingerprint, seed, n_prompt, n_tokens, n_bytes, float(save_seconds))
-        return await self._whole(self._publish(name, saved, float(now)))
+        return await self._worker.whole(self._publish(name, saved, float(now)))
 
     async def _publish(self, name: str, saved: Saved, now: float) -> Snapshot:
-        snapshot = await self._in_thread(self._shelf.publish, name, saved, now)
+        snapshot = await self._worker.call(self._shelf.publish, name, saved, now)
         self._rows[snapshot.id] = snapshot
         return snapshot
 
     async def discard(self, name: str) -> None:
         """Delete what a failed save left in staging, if anything."""
-        await self._whole(self._in_thread(self._shelf.discard, name))
+        await self._worker.whole(self._worker.call(self._shelf.discard, name))
 
     # Into a slot
 
@@ -148,7 +129,7 @@ class SnapshotStore:
         The intent is on disk before the name exists. Raises ``StageError`` when the file is not
         what was stored: the snapshot is then deleted.
         """
-        return await self._whole(self._stage(snapshot, float(now)))
+        return await self._worker.whole(self._stage(snapshot, float(now)))
 
     async def _stage(self, snapshot: Snapshot, now: float) -> str:
         current = self._rows.get(snapshot.id)
@@ -156,7 +137,7 @@ class SnapshotStore:
             message = "the snapshot is gone"
             raise StageError(message)
         try:
-            return await self._in_thread(self._shelf.stage, current, now)
+            return await self._worker.call(self._shelf.stage, current, now)
         except StageError:
             self._forget(current.id, "damaged")
             raise
@@ -166,7 +147,7 @@ class SnapshotStore:
 
         After None the snapshot is quarantined, over restarts too, until a restore is answered.
         """
-        await self._whole(self._unstage(snapshot, name, ok=ok))
+        await self._worker.whole(self._unstage(snapshot, name, ok=ok))
 
     async def _unstage(self, snapshot: Snapshot, name: str, *, ok: bool | None) -> None:
         if snapshot.id in self._rows:
@@ -174,7 +155,7 @@ class SnapshotStore:
                 self._quarantined.add(snapshot.id)
             else:
                 self._quarantined.discard(snapshot.id)
-        await self._in_thread(self._shelf.unstage, snapshot, name, known=ok is not None)
+        await self._worker.call(self._shelf.unstage, snapshot, name, known=ok is not None)
 
     # Rows
 
@@ -189,25 +170,35 @@ class SnapshotStore:
         self._unwritten.add(snapshot_id)
         if not 0 <= now - self._written_at < _WRITE_BEHIND:
             self._written_at = now
-            await self._whole(self._flush())
+            await self._worker.whole(self._flush())
 
     async def delete(self, ids: Iterable[str], cause: str) -> None:
-        """Remove snapshots; unknown ids are none of them any more."""
-        await self._whole(self._delete(list(ids), cause))
+        """Remove snapshots, also such as the backend is reading now; unknown ids are gone already.
+
+        Raises ``StoreError`` when the disk refuses: then all of them still count as there.
+        """
+        await self._worker.whole(self._delete(list(ids), cause))
 
     async def _delete(self, ids: list[str], cause: str) -> None:
         gone = [self._rows[i] for i in ids if i in self._rows]
-        for row in gone:
+        quarantined = self._quarantined.intersection(ids)
+        for row in gone:  # first: a use or a loan of it must not begin meanwhile
             self._forget(row.id, cause)
-        await self._in_thread(self._shelf.delete, gone)
+        try:
+            await self._worker.call(self._shelf.delete, gone)
+        except StoreError:  # they may still be there, and can be deleted again
+            self._rows.update((row.id, row) for row in gone)
+            self._quarantined |= quarantined
+            self.deleted[cause] -= len(gone)
+            raise
 
     async def get(self, kind: str, key: str) -> dict[str, Any] | None:
         """A row of the caller's own ("verdict", "costs", ...)."""
-        return await self._in_thread(self._shelf.get, kind, key)
+        return await self._worker.call(self._shelf.get, kind, key)
 
     async def put(self, kind: str, key: str, value: Mapping[str, Any]) -> None:
         """Write a row of the caller's own; ``value`` holds plain JSON values."""
-        await self._whole(self._in_thread(self._shelf.put, kind, key, value))
+        await self._worker.whole(self._worker.call(self._shelf.put, kind, key, value))
 
     def _forget(self, snapshot_id: str, cause: str) -> None:
         if self._rows.pop(snapshot_id, None) is not None:
@@ -219,27 +210,4 @@ class SnapshotStore:
         rows = [self._rows[i] for i in self._unwritten if i in self._rows]
         self._unwritten.clear()
         if rows:
-            await self._in_thread(self._shelf.rewrite, rows)
-
-    # Threads
-
-    async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._thread, partial(work, *args, **kwargs))
-        except StoreError:
-            raise
-        except OSError as error:
-            # The file's name would say nothing to the user, and may say too much in a log.
-            raise StoreError(error.errno, error.strerror) from error
-
-    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # seen: its caller may have left
+            await self._worker.call(self._shelf.rewrite, rows)

@@ -1,18 +1,23 @@
 """Every Prometheus series of the proxy, in one place.
 
-Labels take values of enums only, so the number of series is fixed whatever clients send.
+Labels take values of enums, and names of the table of rules, only: the number of series is fixed
+whatever clients send.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from proxy.core.normalise import RULES
+from proxy.core.normalise.clients import Side
 from proxy.core.records import Mode, Reason
 from proxy.core.slots import SlotState
+from proxy.core.why import Cold
 
 _SHORT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -45,6 +50,15 @@ class Cause(StrEnum):
     AGE = "age"
     SUPERSEDED = "superseded"
     UNFIT = "unfit"  # missing, damaged, quarantined
+    FORGOTTEN = "forgotten"  # with its conversation, by its owner
+
+
+class RuleOutcome(StrEnum):
+    """What became of a rule of normalisation that had something to do."""
+
+    APPLIED = "applied"
+    SHADOW = "shadow"  # only reported
+    FAULT = "fault"  # it raised; the original went out
 
 
 class Where(StrEnum):
@@ -57,6 +71,9 @@ class Where(StrEnum):
     OBSERVE = "observe"
     SAVE = "save"
     STORE = "store"
+    NORMALISE = "normalise"
+    LEDGER = "ledger"
+    EXPLAIN = "explain"
 
 
 class Metrics:
@@ -92,6 +109,17 @@ class Metrics:
         self._faults = counter(
             "faults_total", "Caching faults after which requests were forwarded plainly.", "where"
         )
+        # Conversations
+        self._rules = counter(
+            "rules_total", "Rules of normalisation that had something to do.", "rule", "outcome"
+        )
+        self._cold = counter(
+            "cold_total", "Requests that reused less than their conversation's last one.", "cause"
+        )
+        self._side_requests = counter(
+            "side_requests_total", "Requests of clients beside the conversation.", "kind"
+        )
+        self.conversations = gauge("conversations", "Conversations in the ledger.")
         # Snapshots
         self._saves = counter("saves_total", "Slots saved to disk.", "outcome")
         self._save_seconds = seconds("save", "A save, as the proxy waited for it.", _SHORT)
@@ -122,9 +150,13 @@ class Metrics:
             (self._slots, SlotState),
             (self._mode, Mode),
             (self._tokens, ("reused", "computed")),
+            (self._cold, Cold),
+            (self._side_requests, (kind for kind in Side if kind is not Side.MAIN)),
         ):
             for value in values:
                 metric.labels(value)
+        for rule, outcome in product(RULES, RuleOutcome):
+            self._rules.labels(rule.name, outcome)
 
     def request(
         self,
@@ -147,6 +179,19 @@ class Metrics:
         self._tokens.labels("reused").inc(reused)
         self._tokens.labels("computed").inc(computed)
 
+    def rule(self, name: str, outcome: RuleOutcome) -> None:
+        """A rule had something to do in one request; ``name`` is one of ``RULES``."""
+        self._rules.labels(name, outcome).inc()
+
+    def cold(self, cause: Cold) -> None:
+        """A request reused less than its conversation's last prompt."""
+        self._cold.labels(cause).inc()
+
+    def side_request(self, kind: Side) -> None:
+        """A request came; those of the conversation itself are no side requests."""
+        if kind is not Side.MAIN:
+            self._side_requests.labels(kind).inc()
+
     def saved(self, outcome: Outcome, *, seconds: float = 0.0, size: int = 0) -> None:
         """A save ended; only a good one counts its seconds and bytes."""
         self._saves.labels(outcome).inc()
@@ -160,9 +205,9 @@ class Metrics:
         if outcome is Outcome.OK:
             self._restore_seconds.observe(seconds)
 
-    def evicted(self, cause: Cause) -> None:
-        """A snapshot was removed."""
-        self._evictions.labels(cause).inc()
+    def evicted(self, cause: Cause, count: int = 1) -> None:
+        """Snapshots were removed."""
+        self._evictions.labels(cause).inc(count)
 
     def fault(self, where: Where) -> None:
         """Caching failed at this step; the request went on without it."""

@@ -221,6 +221,9 @@ class FakeLlamaServer:
             return as_json({"tokens": fake_engine.tokenize(body["content"])})
         if path == "/apply-template":
             return as_json({"prompt": fake_engine.render(body)})
+        if path == "/chat/completions/input_tokens":
+            n = len(fake_engine.tokenize(fake_engine.render(body)))
+            return as_json({"input_tokens": n, "object": "response.input_tokens"})
         if path == "/chat/completions":
             if "messages" not in body:
                 return as_error(400, "'messages' is required", "invalid_request_error")

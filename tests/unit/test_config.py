@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
 from proxy.config import Config, load
+from proxy.core.normalise import RULES
 from proxy.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
@@ -248,6 +249,46 @@ def test_directories(tmp_path: Path) -> None:
     assert load(None, here, {}).store_dir == tmp_path / "slotkeeper"
     assert load(None, here | {"cache.store": "/other"}, {}).store_dir == Path("/other")
     assert load(None, here | {"cache.enabled": False}, {}).store_dir is None
+
+
+def test_the_ledgers_folder() -> None:
+    """As set; with the snapshots; else where this user's programs keep their state."""
+    home, state, local = Path("/home/me"), Path("/state").absolute(), Path("/local").absolute()
+    users = {"XDG_STATE_HOME": str(state), "LOCALAPPDATA": str(local)}
+    config = Config()
+    assert config.ledger_dir(users, home) == state / "slotkeeper" / "ledger"
+    del users["XDG_STATE_HOME"]
+    assert config.ledger_dir(users, home) == local / "slotkeeper" / "ledger"
+    fallback = home / ".local" / "state" / "slotkeeper" / "ledger"
+    assert config.ledger_dir({}, home) == fallback
+    assert config.ledger_dir({"XDG_STATE_HOME": "here"}, home) == fallback
+    stored = load(None, {"backend.slot_save_path": ".", "cache.store": "/s"}, {})
+    assert stored.ledger_dir(users, home) == Path("/s/ledger")
+    named = load(None, {"normalise.ledger": "/l", "cache.store": "/s"}, {})
+    assert named.ledger_dir(users, home) == Path("/l")
+
+
+def test_rules_are_switched_by_name(toml: Path) -> None:
+    """Every rule of the table, on or off; in a variable with commas."""
+    every = tuple(f"{sign}{rule.name}" for rule in RULES for sign in "+-")
+    assert load(None, {"normalise.rules": list(every)}, {}).normalise.rules == every
+    environ = {"SLOTKEEPER_NORMALISE__RULES": "-tool-order, +memory"}
+    assert load(None, {}, environ).normalise.rules == ("-tool-order", "+memory")
+    toml.write_text('[normalise]\nmode = "shadow"\nrules = ["-clock"]\n')
+    assert load(toml, {}, {}).normalise.mode == "shadow"
+
+
+def test_unknown_rules_are_told_each_with_the_nearest_name(toml: Path) -> None:
+    """One problem for each; a sign left out is told too, and far from every name all are."""
+    toml.write_text('[normalise]\n\nrules = ["+memry", "-clock", "tool-order", "-zzz", 5]\n')
+    expected = f'{toml}:3: normalise.rules: expected "+" or "-" and the name of a rule'
+    every = ", ".join(rule.name for rule in RULES)
+    assert problems(toml) == [
+        f'{expected}, like "+memory", got "+memry"',
+        f'{expected}, like "-tool-order", got "tool-order"',
+        f'{expected}, one of {every}, got "-zzz"',
+        f"{toml}:3: normalise.rules: expected text in quotes, got 5",
+    ]
 
 
 @pytest.mark.parametrize(

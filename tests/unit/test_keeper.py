@@ -383,7 +383,10 @@ async def test_a_backend_lost_while_saving_is_looked_at_again() -> None:
 def stored(bench: Bench, *names: str) -> list[Snapshot]:
     """Snapshots on disk, the first used last."""
     made = [
-        snapshot([n * 1000 + i for i in range(200)], name, used=500.0 - n)
+        replace(
+            snapshot([n * 1000 + i for i in range(200)], name, used=500.0 - n),
+            conversation=f"talk of {name}",
+        )
         for n, name in enumerate(names)
     ]
     for state in made:
@@ -401,6 +404,7 @@ async def test_free_slots_are_warmed_with_what_was_used_last() -> None:
     held = bench.scheduler.table[1].content
     assert held is not None
     assert (held.n_tokens, held.used) == (200, 498.0)
+    assert held.prompt.conversation == "talk of c"
 
 
 @pytest.mark.parametrize("how", ["off", "retired", "refused"])

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,10 +85,11 @@ class Place:
     metrics: Metrics
     clock: Clock
 
-    async def save(self, tokens: range | list[int], slot: int = 0) -> Content:
-        """A slot that holds these tokens, saved."""
+    async def save(self, tokens: range | list[int], slot: int = 0, talk: str = "") -> Content:
+        """A slot that holds these tokens of a conversation, saved."""
         self.engine.slots[slot] = array("i", tokens)
-        return await self.transfer.save(slot, content(chat("q"), len(tokens)))
+        prompt = replace(chat("q"), conversation=talk)
+        return await self.transfer.save(slot, content(prompt, len(tokens)))
 
     def files(self) -> list[str]:
         """Names in the staging folder."""
@@ -347,6 +349,79 @@ async def test_another_fingerprint_has_snapshots_of_its_own(place: Place) -> Non
     assert place.transfer.matches(request(range(310))) == ()
     await place.transfer.adopt(FINGERPRINT)
     assert place.transfer.matches(request(range(310)))
+
+
+async def test_a_forgotten_conversation_has_no_snapshots(place: Place) -> None:
+    """Of any fingerprint; others keep theirs. What an answer that runs on brings is not saved."""
+    await place.save(range(300), talk="a")
+    await place.save(range(5000, 5300), talk="b")
+    await place.save(range(7000, 7300))
+    await place.transfer.adopt("e" * 32)
+    await place.save(range(300), talk="a")
+    assert await place.transfer.forget("a") == 2
+    assert {s.conversation for s in place.store.all_snapshots()} == {"b", ""}
+    assert place.transfer.matches(request(range(310))) == ()
+    assert place.count('evictions_total{cause="forgotten"} 2.0')
+    assert place.count("store_files 2.0")
+    assert len(list(place.store._shelf._root.glob("*/*.kv"))) == 2
+    assert (await place.save(range(300), talk="a")).n_saved == 0
+    assert place.engine.calls.count("save") == 4
+    assert await place.transfer.forget("a") == await place.transfer.forget("") == 0
+    assert len(place.store.all_snapshots()) == 2
+
+
+async def test_a_conversation_forgotten_while_it_is_saved_is_not_kept(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that was just written goes again."""
+    publish = place.store.publish
+
+    async def forgotten(*what: Any) -> Snapshot:
+        snapshot = await publish(*what)
+        assert await place.transfer.forget("a") == 1
+        return snapshot
+
+    monkeypatch.setattr(place.store, "publish", forgotten)
+    assert (await place.save(range(300), talk="a")).n_saved == 0
+    assert len(place.transfer.index) == 0
+    assert place.store.all_snapshots() == []
+
+
+async def test_a_snapshot_that_is_being_read_can_be_forgotten(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backend reads on through its link; afterwards nothing of it is left."""
+    await place.save(range(300), talk="a")
+    (found,) = list(place.transfer.index)
+    restore = place.engine.restore
+
+    async def forgotten(slot: int, name: str) -> StateIO:
+        assert await place.transfer.forget("a") == 1
+        return await restore(slot, name)
+
+    monkeypatch.setattr(place.engine, "restore", forgotten)
+    assert await place.transfer.restore(1, found)
+    assert list(place.engine.slots[1]) == list(range(300))
+    assert place.files() == []
+    assert place.store.all_snapshots() == []
+    assert len(place.transfer.index) == 0
+
+
+async def test_a_disk_that_forgets_nothing_says_so(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner must know; a second try can succeed. Meanwhile the snapshot is not used."""
+    await place.save(range(300), talk="a")
+
+    def broken(_: object) -> None:
+        raise StoreError(errno.EIO, "input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place.store._shelf, "delete", broken)
+        with pytest.raises(StoreError):
+            await place.transfer.forget("a")
+    assert place.transfer.matches(request(range(310))) == ()
+    assert await place.transfer.forget("a") == 1
 
 
 async def test_limits_count_other_models_too_and_theirs_go_first(place: Place) -> None:

@@ -54,9 +54,18 @@ async def test_facts() -> None:
     assert (facts.model, facts.model_path) == ("m", "/models/m.gguf")
     assert facts.identity["lora"] == [{"path": "/l.gguf", "scale": 1.0}]
     assert facts.identity["n_params"] == 9
+    assert facts.template == "{{ messages }}"
     kept = orjson.dumps(facts.identity)
     for absent in (b"alias", b"created", b"messages", b'"n_ctx"', b"__media"):
         assert absent not in kept
+
+
+@pytest.mark.parametrize("template", [None, 7])
+async def test_facts_without_a_template(template: object) -> None:
+    """A server that shows no template is still known."""
+    props = {**PROPS, "chat_template": template}
+    async with driver(by_path({**INTRODUCTION, "/props": props})) as backend:
+        assert (await backend.facts()).template == ""
 
 
 async def test_identity_knows_the_adapters() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.conversation import has_media, segments
+from proxy.core.conversation import has_media, json_equal, key, segments
 
 
 def text(value: str) -> dict[str, Any]:
@@ -56,3 +56,66 @@ def test_one_segment_per_message_in_order() -> None:
 def test_media(messages: list[Any], media: bool) -> None:
     """Any part that is not text makes the tokens unknowable."""
     assert has_media(messages) is media
+
+
+def said(content: Any = "", role: str = "assistant", **more: Any) -> dict[str, Any]:
+    """A message."""
+    return {"role": role, "content": content, **more}
+
+
+def calling(arguments: Any, name: str = "f", call_id: str = "1") -> dict[str, Any]:
+    """An assistant message with one tool call."""
+    function = {"name": name, "arguments": arguments}
+    return said(tool_calls=[{"id": call_id, "type": "function", "function": function}])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (said("hi"), said([text("hi")])),
+        (said("\nhi  "), said("hi")),
+        (said(None), said("")),
+        (said("hi"), said("hi", reasoning_content="because", refusal=None)),
+        (said("hi", "tool", name="f"), said("hi", "tool")),
+        (said("hi", "tool", tool_call_id="a"), said("hi", "tool", tool_call_id="b")),
+        (said('{"a": 1.0, "b":2}', "tool"), said('{"b":2,"a":1}', "tool")),
+        (calling('{"b":  10000.0,"a":"\\u00e9"}'), calling('{"a":"é","b":10000}')),
+        (calling("{}"), calling("")),
+        (calling("{}", call_id="x"), calling("{}", call_id="y")),
+        (calling('{"a":[1.0,{"b":2.0}]}'), calling('{"a":[1,{"b":2}]}')),
+    ],
+)
+def test_what_means_the_same_has_one_key(one: Any, other: Any) -> None:
+    """What real clients change in passing (clients.md 6) leaves a message the same."""
+    assert key(one) == key(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (said("hi"), said("hi", "user")),
+        (said("hi"), said("hi there")),
+        (said([text("a"), text("b")]), said([text("ab")])),
+        (said([text("a")]), said([{"type": "image_url", "image_url": {"url": "a"}}])),
+        (said("1.0", "tool"), said("1", "tool")),
+        (said('{"a":1}'), said('{"a":1.0}')),
+        (said(), calling("{}")),
+        (calling("{}"), calling("{}", name="g")),
+        (calling('{"a":1}'), calling('{"a":2}')),
+        (calling('{"a":1}'), calling('{"a":"1"}')),
+        (calling('{"a":true}'), calling('{"a":1}')),
+        (calling('{"a":12345678901234567890123}'), calling('{"a":12345678901234567890124}')),
+        (calling("{bad"), calling("{worse")),
+        (said(function_call={"name": "f"}), said(function_call={"name": "g"})),
+        ("text", "other"),
+    ],
+)
+def test_what_differs_has_another_key(one: Any, other: Any) -> None:
+    """Anything a template could render differently is another message."""
+    assert key(one) != key(other)
+
+
+def test_arguments_that_are_no_strings_are_compared_too() -> None:
+    """Some clients send arguments as an object."""
+    assert json_equal({"a": 1}, '{"a":1.0}')
+    assert not json_equal({"a": 1}, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,6 +80,29 @@ def test_a_restored_state_answers_only_to_tokens() -> None:
     assert held.prompt.chain == ()
     assert (held.n_tokens, held.n_prompt, held.n_saved) == (100, 100, 100)
     assert held.tokens == state.tokens
+
+
+def test_what_is_held_of_a_forgotten_conversation_is_not_saved() -> None:
+    """Only that conversation's; it counts as not saved, for nothing of it is on disk any more."""
+    table = SlotTable(4)
+    for index, name in enumerate(("a", "b", "")):
+        prompt = replace(chat("x"), conversation=name)
+        table.hold(index, content(prompt, 50, n_saved=40))
+    table.begin(0, SlotState.LEASED, 1.0)
+    table.unsave("a")
+    table.unsave("")
+    table.unsave("unknown")
+    rows = [slot.content for slot in table]
+    assert [(c.storable, c.n_saved) for c in rows if c] == [(False, 0), (True, 40), (True, 40)]
+    assert table[0].state is SlotState.LEASED
+    assert table[3].content is None
+
+
+def test_a_restored_state_belongs_to_the_conversation_that_asked() -> None:
+    """It goes on there, wherever it came from."""
+    state = replace(snapshot(range(9)), conversation="old")
+    held = restored(state, replace(chat("sys"), conversation="new"), 9.0)
+    assert held.prompt.conversation == "new"
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(list(SlotState))), max_size=40))

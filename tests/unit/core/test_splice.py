@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.splice import splice
+from proxy.core.splice import members, rebuild, splice
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -47,3 +47,40 @@ def test_odd_spellings_survive() -> None:
     """Big numbers, duplicate names and escapes go on as they came."""
     raw = b'{"n":18446744073709551616,"f":1.0e0,"n":2,"s":"\\u0041"}'
     assert splice(raw, {"id_slot": 1}) == raw[:-1] + b',"id_slot":1}'
+
+
+@given(
+    st.lists(VALUES, max_size=6),
+    OBJECTS,
+    st.data(),
+    st.sampled_from([0, orjson.OPT_INDENT_2]),
+)
+def test_rebuilds_arrays(
+    items: list[Any], others: dict[str, Any], data: st.DataObject, option: int
+) -> None:
+    """Elements can be reordered, left out and added, members dropped and set; the rest stays."""
+    body = {**others, "messages": items}
+    raw = orjson.dumps(body, option=option)
+    order = data.draw(st.permutations(range(len(items)))) if items else []
+    built = rebuild(raw, body, {"messages": [*order, b'{"new":1}']}, ["drop"], {"set": 2})
+    wanted = {**body, "messages": [*(items[i] for i in order), {"new": 1}], "set": 2}
+    wanted.pop("drop", None)
+    assert orjson.loads(built) == wanted
+
+
+def test_untouched_elements_keep_their_bytes() -> None:
+    """Spelling a parser would change (big integers, 1e2, escapes, duplicate names) is kept."""
+    first = b'{"n": 123456789012345678901, "f":1e2, "s":"\\u00e9, }]", "a":1, "a":[2, {}]}'
+    raw = b'{ "x" : [1,\t2], "messages" : [ ' + first + b' , {"role":"user"} ]\n}'
+    built = rebuild(raw, orjson.loads(raw), {"messages": [0, b"{}"]})
+    assert built == b'{"x":[1,\t2],"messages":[' + first + b",{}]}"
+
+
+def test_no_such_array_is_an_error() -> None:
+    """Elements for a member that is not there, or is no array, are refused."""
+    with pytest.raises(ValueError, match="array"):
+        rebuild(b"{}", {}, {"messages": []})
+    with pytest.raises(ValueError, match="array"):
+        rebuild(b'{"messages": 1}', {"messages": 1}, {"messages": []})
+    with pytest.raises(ValueError, match="object"):
+        members(b"[1, 2]")

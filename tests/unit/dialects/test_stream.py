@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.core.sse import Event, Parser
 from proxy.dialects import DIALECTS
 from proxy.dialects.base import EventFilter
 
@@ -45,6 +46,31 @@ def progress(path: str, processed: int, delta: Any = None, **more: Any) -> bytes
     state = {"total": 9, "cache": 3, "processed": processed, "time_ms": 1}
     delta = ROLE if path == CHAT and delta is None else delta
     return chunk(path, delta, prompt_progress=state, **more)
+
+
+def data_of(wire: bytes) -> Any:
+    """The JSON in one event as it goes out."""
+    (event,) = Parser().feed(wire)
+    return orjson.loads(event.data)
+
+
+@PATHS
+def test_wire_keeps_what_is_not_touched(path: str) -> None:
+    """An event goes out as it came, comments and odd spacing too; progress does not."""
+    events = start(path)
+    assert events.wire(Event(progress(path, 3), b"data: x\n\n", comment_only=False)) == b""
+    odd = b"id: 7\ndata:" + text(path, "a") + b"\n\n"
+    assert events.wire(Parser().feed(odd)[0]) == odd
+    assert events.wire(Parser().feed(b": still here\n\n")[0]) == b": still here\n\n"
+
+
+@PATHS
+def test_errors_and_whole_answers_are_the_backends_own(path: str) -> None:
+    """These APIs are llama-server's: nothing to translate."""
+    events = start(path)
+    assert events.fail(b'{"error":{}}') == b'data: {"error":{}}\n\n'
+    body = b'{ "choices": [] }'
+    assert events.whole(200, body) is body
 
 
 @PATHS
@@ -111,7 +137,7 @@ def test_pings_have_the_clients_protocol() -> None:
     """Empty content, in the shape of the API's own events, with the proxy's own id at first."""
     pings = {path: start(path).ping() for path in (CHAT, TEXT, NATIVE, INFILL)}
     assert all(pings.values())
-    got = {path: orjson.loads(ping or b"") for path, ping in pings.items()}
+    got = {path: data_of(ping) for path, ping in pings.items()}
     assert got[CHAT]["choices"] == [{"finish_reason": None, "index": 0, "delta": {"content": ""}}]
     assert got[TEXT]["choices"][0]["text"] == ""
     for path, kind in ((CHAT, "chat.completion.chunk"), (TEXT, "text_completion")):
@@ -126,7 +152,7 @@ def test_a_ping_after_the_first_event_has_the_real_id(path: str) -> None:
     """Then nothing has to be rewritten."""
     events = start(path)
     events.feed(progress(path, 3))
-    ping = orjson.loads(events.ping() or b"")
+    ping = data_of(events.ping())
     assert (ping["id"], ping["created"], ping["model"]) == ("real", 5, "real.gguf")
     data = text(path, "a")
     assert events.feed(data) is data
@@ -140,7 +166,7 @@ def test_an_early_ping_gives_the_answer_its_id(path: str) -> None:
     events.feed(progress(path, 3))
     kept = [
         events.feed(text(path, 'a "real" thing')),
-        events.ping(),
+        orjson.dumps(data_of(events.ping())),
         events.feed(chunk(path, None, "stop", timings={})),
     ]
     assert [orjson.loads(data or b"")["id"] for data in kept] == ["own"] * 3

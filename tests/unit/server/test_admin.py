@@ -36,6 +36,14 @@ class View:
         """As many as asked for."""
         return [{"n": n} for n in range(limit)]
 
+    def conversations(self) -> Sequence[Mapping[str, Any]]:
+        """One."""
+        return [{"id": "a", "title": "Rivers"}]
+
+    async def forget(self, conversation: str) -> int | None:
+        """It had three snapshots."""
+        return 3 if conversation == "a" else None
+
     def metrics(self) -> tuple[bytes, str]:
         """The real ones."""
         return Metrics().render()
@@ -62,6 +70,7 @@ async def client() -> AsyncIterator[Client]:
         ("readyz", {"ready": True, "mode": "exclusive", "why": "proved"}),
         ("api/slots", {"slots": [{"index": 0, "state": "free"}]}),
         ("api/snapshots", {"snapshots": [{"id": "a", "tokens": 5}]}),
+        ("api/conversations", {"conversations": [{"id": "a", "title": "Rivers"}]}),
         ("api/requests?limit=2", {"requests": [{"n": 0}, {"n": 1}]}),
     ],
 )
@@ -71,6 +80,39 @@ async def test_pages(client: Client, page: str, expected: object) -> None:
     assert (answer.status, answer.content_type) == (200, "application/json")
     assert orjson.loads(await answer.read()) == expected
     assert (await client.head(f"/_slotkeeper/{page}")).status == 200
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+async def test_forget(client: Client) -> None:
+    """A conversation goes with its snapshots; one that nobody knows is not found."""
+    page = "/_slotkeeper/api/conversations/{}/forget"
+    answer = await client.post(page.format("a"), headers=JSON)
+    assert (answer.status, orjson.loads(await answer.read())) == (
+        200,
+        {"forgotten": True, "snapshots": 3},
+    )
+    for unknown in ("b", "%2e%2e", "a%2Fb", "ö"):
+        answer = await client.post(page.format(unknown), headers=JSON)
+        assert answer.status == 404, unknown
+        error = orjson.loads(await answer.read())["error"]
+        assert "/_slotkeeper/api/conversations" in error["message"] + error.get("hint", "")
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])
+async def test_a_form_cannot_forget(client: Client, kind: str) -> None:
+    """What a page of another site can send without asking first is refused."""
+    page = "/_slotkeeper/api/conversations/a/forget"
+    answer = await client.post(page, headers={"Content-Type": kind} if kind else {})
+    assert answer.status == 415
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE"])
+async def test_forgetting_is_a_post(client: Client, method: str) -> None:
+    """A link, an image or a crawler forgets nothing."""
+    answer = await client.request(method, "/_slotkeeper/api/conversations/a/forget", headers=JSON)
+    assert (answer.status, answer.headers["Allow"]) == (405, "POST")
 
 
 async def test_metrics(client: Client) -> None:

@@ -35,6 +35,7 @@ async def serve() -> AsyncIterator[Serve]:
         app = web.Application()
         install(app)
         app.router.add_route("*", "/x", handler)
+        app.router.add_route("*", "/v1/messages{rest:.*}", handler)
         client = TestClient(TestServer(app, skip_url_asserts=True, handler_cancellation=True))
         await client.start_server()
         clients.append(client)
@@ -83,6 +84,26 @@ async def test_our_errors(serve: Serve, error: SlotkeeperError, headers: dict[st
     assert answer.content_type == "application/json"
     assert headers.items() <= dict(answer.headers).items()
     assert answer.headers["Connection"] == "close"
+
+
+async def test_errors_on_anthropics_paths(serve: Serve) -> None:
+    """They have Anthropic's shape there, whoever raised them; headers stay."""
+    client = await serve(raising(OverloadedError("Full.", hint="Wait.", retry_after=7)))
+    answer = await client.post("/v1/messages/count_tokens")
+    error = {"type": "overloaded_error", "message": "Full.", "source": "slotkeeper"}
+    assert orjson.loads(await answer.read()) == {
+        "type": "error",
+        "error": {**error, "hint": "Wait."},
+    }
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "7")
+    for raised, status, kind in (
+        (web.HTTPRequestEntityTooLarge(1, 2), 413, "request_too_large"),
+        (ValueError("canary"), 500, "api_error"),
+    ):
+        client = await serve(raising(raised))
+        answer = await client.post("/v1/messages")
+        body = orjson.loads(await answer.read())
+        assert (answer.status, body["type"], body["error"]["type"]) == (status, "error", kind)
 
 
 async def test_errors_of_the_framework(serve: Serve) -> None:

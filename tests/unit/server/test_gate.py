@@ -184,6 +184,19 @@ async def test_cross_site(door: Build, origin: str, status: int) -> None:
     assert await there.ask("/v1/x", header, method="POST", host=host) == 200
 
 
+@pytest.mark.parametrize(
+    ("site", "status"),
+    [("same-origin", 200), ("none", 200), ("same-site", 403), ("cross-site", 403), ("", 403)],
+)
+async def test_a_page_on_another_port(door: Build, site: str, status: int) -> None:
+    """Its Origin is this machine, like that of our own pages; the browser says what it is."""
+    there = await door(GateRules())
+    headers = (f"Sec-Fetch-Site: {site}", "Origin: http://localhost:3000")
+    assert await there.ask("/_slotkeeper/x", *headers, method="POST") == status
+    assert await there.ask("/_slotkeeper/x", *headers, method="GET") == 200
+    assert await there.ask("/v1/x", *headers, method="POST") == 200
+
+
 KEYS = GateRules(keys=("one", "two"), admin_key="boss")
 
 
@@ -249,6 +262,9 @@ async def test_preflight_needs_no_key(door: Build) -> None:
         ("/_slotkeeper/metrics", "", 401),
         ("/_slotkeeper/metrics", "one", 401),
         ("/_slotkeeper/metrics", "boss", 200),
+        ("/_slotkeeper/api/requests", "one", 401),
+        ("/_slotkeeper/api/conversations", "", 401),
+        ("/_slotkeeper/api/conversations/a/forget", "one", 401),
         ("/_slotkeeper", "one", 401),
         ("//_slotkeeper/healthz", "one", 401),
         ("/./_slotkeeper/metrics", "one", 401),
@@ -284,13 +300,14 @@ async def test_own_pages_without_admin_key(door: Build, header: str) -> None:
         ("", False),
     ],
 )
-async def test_own_pages_are_for_this_machine(peer: str, allowed: bool) -> None:
-    """Without an admin key the peer's address decides."""
+@pytest.mark.parametrize("page", ["metrics", "api/requests", "api/conversations"])
+async def test_own_pages_are_for_this_machine(peer: str, allowed: bool, page: str) -> None:
+    """Without an admin key the peer's address decides; some pages quote prompts."""
 
     async def handler(_request: web.Request) -> web.StreamResponse:
         return web.Response()
 
-    request = make_mocked_request("GET", "/_slotkeeper/metrics", {"Host": "localhost"})
+    request = make_mocked_request("GET", f"/_slotkeeper/{page}", {"Host": "localhost"})
     request = request.clone(remote=peer)
     asked = gate(GateRules())(request, handler)
     if allowed:

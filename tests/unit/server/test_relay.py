@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,16 +65,16 @@ class Told:
 
 
 class Bench:
-    """A relay, its lease and what it told."""
+    """A relay, its lease, what it told and what it kept."""
 
-    def __init__(self, path: str, body: Mapping[str, Any]) -> None:
+    def __init__(self, path: str, body: Mapping[str, Any], kept: list[bytes] | None = None) -> None:
         self.dialect = DIALECTS[path]
         self.call = self.dialect.parse(orjson.dumps({"messages": [], "prompt": "x", **body}))
         self.told = Told()
         option = Option(slot=0, reason=Reason.COLD, hit=0, n_tokens=15)
         prompt = Prompt(seed=b"", chain=(), ends=(), size=0)
         self.lease = Lease(option, Kind.NARROW, prompt, Reason.COLD, 0.0, 0.0)
-        self.relay = Relay(self.told, self.lease)  # type: ignore[arg-type]
+        self.relay = Relay(self.told, self.lease, kept)  # type: ignore[arg-type]
 
     async def assemble(self, *events: bytes, error: Exception | None = None) -> tuple[int, Any]:
         """Put an answer together."""
@@ -182,6 +183,21 @@ async def test_figures_of_unstreamed_answers() -> None:
     assert refused.told.calls == []
 
 
+async def test_what_the_backend_sent_is_kept_where_wanted() -> None:
+    """Data of all events, or the one whole body; never what an earlier try left."""
+    kept = [b"old"]
+    bench = Bench(CHAT, {}, kept)
+    with pytest.raises(BackendBrokenError):
+        await bench.assemble(b'{"choices":[]}', b"[DONE]")
+    assert kept == [b'{"choices":[]}', b"[DONE]"]
+    bench = Bench(CHAT, {}, kept)
+    assert kept == []
+    await bench.relay.whole(Upstream([b"{}"]))
+    assert kept == [b"{}"]
+    await bench.relay.whole(Upstream([b"no"], status=400))
+    assert kept == [b"{}"]
+
+
 def test_without() -> None:
     """Names are compared without case, order and repetitions stay."""
     headers = [("A", "1"), ("Content-Length", "5"), ("a", "2")]
@@ -189,15 +205,17 @@ def test_without() -> None:
 
 
 class Ping:
-    """An event filter that only pings, ``limit`` times; then it has no ping to give."""
+    """An event filter that only pings, ``limit`` times; then its caller is told to stop."""
 
     def __init__(self, limit: int) -> None:
         self.left = limit
 
-    def ping(self) -> bytes | None:
+    def ping(self) -> bytes:
         """The next one."""
         self.left -= 1
-        return b"ping" if self.left >= 0 else None
+        if self.left < 0:
+            raise asyncio.CancelledError
+        return encode(b"ping")
 
 
 async def test_headers_leave_once_and_writers_take_turns() -> None:
@@ -213,7 +231,8 @@ async def test_headers_leave_once_and_writers_take_turns() -> None:
         client = Client(request, note)
         assert not client.begun
         pings = client.pings(Ping(3), 0.001, lambda: counted.append(1))  # type: ignore[arg-type]
-        await pings
+        with suppress(asyncio.CancelledError):
+            await pings
         assert client.first_after() is None
         await asyncio.gather(*(client.relay(encode(b"event" * 100)) for _ in range(50)))
         assert (client.first_after() or 0.0) > 0
@@ -230,6 +249,6 @@ async def test_headers_leave_once_and_writers_take_turns() -> None:
         await writer.wait_closed()
     assert body == encode(b"ping") * 3 + encode(b"event" * 100) * 50
     assert notes == ["note"]
-    assert len(counted) == 3
+    assert len(counted) == 4
     assert b"X-Accel-Buffering: no" in head
     assert b"X-Late" not in head

@@ -20,6 +20,11 @@ async def chat(_request: web.Request) -> web.StreamResponse:
     return web.Response()
 
 
+async def count(_request: web.Request) -> web.StreamResponse:
+    """Token counts of the Anthropic API."""
+    return web.Response()
+
+
 async def passthrough(_request: web.Request) -> web.StreamResponse:
     """Everything else."""
     return web.Response()
@@ -31,8 +36,9 @@ def app() -> web.Application:
     made = web.Application()
     cached: Any = SimpleNamespace(handle=chat)
     other: Any = SimpleNamespace(handle=passthrough)
+    counter: Any = SimpleNamespace(handle=count)
     view: Any = SimpleNamespace()
-    made.add_routes(routes.table(cached, other, view))
+    made.add_routes(routes.table(cached, counter, other, view))
     return made
 
 
@@ -45,6 +51,10 @@ def app() -> web.Application:
         ("POST /completion", chat),
         ("POST /completions", chat),
         ("POST /infill", chat),
+        ("POST /v1/messages", chat),
+        ("POST /v1/messages/count_tokens", count),
+        ("GET /v1/messages", passthrough),
+        ("HEAD /api/hello", passthrough),
         ("GET /v1/chat/completions", passthrough),
         ("OPTIONS /v1/chat/completions", passthrough),
         ("POST /v1/chat/completions/", passthrough),
@@ -65,7 +75,7 @@ async def test_table(app: web.Application, line: str, handler: Any) -> None:
     method, path = line.split()
     match = await app.router.resolve(make_mocked_request(method, path))
     if handler is None:
-        assert match.handler not in (chat, passthrough)
+        assert match.handler not in (chat, count, passthrough)
         assert match.http_exception is None
     else:
         assert match.handler is handler

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.core.records import Snapshot
-from proxy.store.snapshots import SnapshotStore
+from proxy.store.snapshots import Saved, SnapshotStore
 from tests.state_files import state_bytes
 
 FINGERPRINT = "f" * 16
@@ -34,16 +34,8 @@ class Place:
         name = store.staging_name()
         data = state_bytes(tokens)
         (self.staging / name).write_bytes(data)
-        return await store.publish(
-            name,
-            fingerprint=FINGERPRINT,
-            seed=SEED,
-            n_prompt=len(tokens) - 1,
-            n_tokens=len(tokens),
-            n_bytes=len(data),
-            save_seconds=0.25,
-            now=now,
-        )
+        saved = Saved(FINGERPRINT, SEED, len(tokens) - 1, len(tokens), len(data), 0.25, "talk")
+        return await store.publish(name, saved, now)
 
     def path(self, snapshot: Snapshot) -> Path:
         """The stored file."""

@@ -8,14 +8,17 @@ import stat
 import threading
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proxy.store import files, shelf
 from proxy.store.snapshots import (
     PublishError,
+    Saved,
     SnapshotStore,
     StageError,
     StoreBusyError,
@@ -51,6 +54,7 @@ async def test_a_save_becomes_a_snapshot(place: Place, store: SnapshotStore) -> 
     assert (snapshot.created, snapshot.last_used, snapshot.save_seconds) == (1234.5, 1234.5, 0.25)
     assert place.path(snapshot).read_bytes() == state_bytes([5, 6, 7])
     assert place.files() == {f"slotkeeper/{FINGERPRINT}/{snapshot.id}.kv"}
+    assert snapshot.conversation == "talk"
     assert store.snapshots(FINGERPRINT) == store.all_snapshots() == [snapshot]
     assert store.snapshots("other") == []
     assert store.usage() == (snapshot.size, 1)
@@ -114,23 +118,15 @@ async def test_a_staging_folder_of_the_users_keeps_its_mode(place: Place) -> Non
     ],
 )
 async def test_a_save_that_is_not_what_was_said_is_refused(
-    place: Place, store: SnapshotStore, change: dict[str, object], reason: str
+    place: Place, store: SnapshotStore, change: dict[str, Any], reason: str
 ) -> None:
     """Whatever differs from the backend's word: no file, no row, a reason."""
     data = state_bytes(range(40))
-    said: dict[str, object] = {
-        "fingerprint": FINGERPRINT,
-        "seed": SEED,
-        "n_prompt": 40,
-        "n_tokens": 40,
-        "n_bytes": len(data),
-        "save_seconds": 0.1,
-        "now": 1.0,
-    }
+    said = replace(Saved(FINGERPRINT, SEED, 40, 40, len(data), 0.1), **change)
     name = store.staging_name()
     (place.staging / name).write_bytes(data)
     with pytest.raises(PublishError, match=reason):
-        await store.publish(name, **(said | change))  # type: ignore[arg-type]  # one is wrong
+        await store.publish(name, said, 1.0)
     await store.discard(name)
     assert place.files() == set()
     assert store.all_snapshots() == []
@@ -155,31 +151,13 @@ async def test_a_file_that_may_not_be_restored_is_refused(
     name = store.staging_name()
     (place.staging / name).write_bytes(data)
     with pytest.raises(PublishError, match=reason):
-        await store.publish(
-            name,
-            fingerprint=FINGERPRINT,
-            seed=SEED,
-            n_prompt=0,
-            n_tokens=n_tokens,
-            n_bytes=len(data),
-            save_seconds=0.1,
-            now=1.0,
-        )
+        await store.publish(name, Saved(FINGERPRINT, SEED, 0, n_tokens, len(data), 0.1), 1.0)
     assert place.files() == set()
 
 
 async def publish_bare(store: SnapshotStore, name: str) -> None:
     """Publish ``name`` as a state of eight tokens."""
-    await store.publish(
-        name,
-        fingerprint=FINGERPRINT,
-        seed=SEED,
-        n_prompt=8,
-        n_tokens=8,
-        n_bytes=len(state_bytes(range(8))),
-        save_seconds=0.1,
-        now=1.0,
-    )
+    await store.publish(name, Saved(FINGERPRINT, SEED, 8, 8, len(state_bytes(range(8))), 0.1), 1.0)
 
 
 @posix
@@ -430,6 +408,29 @@ async def test_last_use_survives(place: Place, store: SnapshotStore, restart: Re
     assert (row.last_used, row.restores, row.created) == (201.0, 2, 100.0)
 
 
+async def test_a_snapshot_that_cannot_be_deleted_counts_as_there(
+    place: Place, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be deleted again, and one that took the backend down is not trusted meanwhile."""
+    kept, harmful = [await place.save(store, range(n, n + 30)) for n in range(2)]
+    await store.unstage(harmful, await store.stage(harmful, 1.0), ok=None)
+
+    def broken(_: object) -> None:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._shelf, "delete", broken)
+        with pytest.raises(StoreError):
+            await store.delete([kept.id, harmful.id], "test")
+    assert {s.id for s in store.all_snapshots()} == {kept.id, harmful.id}
+    assert [store.quarantined(s.id) for s in (kept, harmful)] == [False, True]
+    assert not store.deleted["test"]
+    await store.delete([kept.id, harmful.id], "test")
+    assert store.all_snapshots() == []
+    assert store.deleted["test"] == 2
+    assert place.files() == set()
+
+
 async def test_a_deleted_snapshot_stays_deleted(
     place: Place, store: SnapshotStore, restart: Restart
 ) -> None:
@@ -534,13 +535,13 @@ async def test_a_row_nobody_here_wrote_is_dropped(
     """Types, paths and figures of a row are checked before they are used."""
     snapshot = await place.save(store)
     rows = store._shelf._rows
-    row = await store._in_thread(rows.get, "snapshot", snapshot.id)
+    row = await store._worker.call(rows.get, "snapshot", snapshot.id)
     assert row is not None
-    await store._in_thread(rows.put, "snapshot", snapshot.id, row | change)
-    await store._in_thread(rows.put, "snapshot", "../../escape", row)
-    await store._in_thread(rows.put, "intent", f"skr-{'0' * 32}.kv", {"id": "../../escape"})
-    await store._in_thread(rows.put, "intent", "../x", {"id": snapshot.id})
-    await store._in_thread(rows.put, "intent", f"skr-{'1' * 32}.kv", {})
+    await store._worker.call(rows.put, "snapshot", snapshot.id, row | change)
+    await store._worker.call(rows.put, "snapshot", "../../escape", row)
+    await store._worker.call(rows.put, "intent", f"skr-{'0' * 32}.kv", {"id": "../../escape"})
+    await store._worker.call(rows.put, "intent", "../x", {"id": snapshot.id})
+    await store._worker.call(rows.put, "intent", f"skr-{'1' * 32}.kv", {})
     (place.staging / f"skr-{'0' * 32}.kv").write_bytes(state_bytes(range(40)))
     await store.close()
     again, report = await reopen(place)

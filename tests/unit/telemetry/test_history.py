@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import orjson
 
 from proxy.core.records import Reason
 from proxy.telemetry.history import Decision, History
+from proxy.telemetry.logs import SECRET_NAMES
 
 
 def _decision(number: int) -> Decision:
@@ -30,3 +33,38 @@ def test_as_json() -> None:
     assert found["reason"] == "slot-hit"
     assert found["costs"] == costs
     assert (found["slot"], found["reused"], found["prompt"]) == (0, 5, None)
+
+
+def test_no_quote_of_a_prompt_gets_into_the_log() -> None:
+    """Whatever field holds text of a request, the log has the cause alone."""
+    canary = "canary-7f3a"
+    cold = {"cause": "system"} | dict.fromkeys(("sentence", "before", "after", "advice"), canary)
+    decision = replace(
+        _decision(1),
+        prompt=7,
+        note=canary,
+        costs=[{"option": canary}],
+        conversation="c1",
+        client="qwen-code",
+        side="title",
+        rules=["clock", "tool-order (shadow)"],
+        cold=cold,
+    )
+    assert orjson.loads(orjson.dumps(decision.as_json()))["cold"] == cold
+    line = decision.for_log()
+    assert canary not in orjson.dumps(line).decode()
+    assert line == {
+        "request_id": "r1", "path": "/v1/chat/completions", "reason": "cold", "status": 200,
+        "total": 0.5, "queued": 0.0, "slot": None, "reused": None, "first_token": None,
+        "prompt_tokens": 7, "conversation": "c1", "client": "qwen-code", "side": "title",
+        "rules": ["clock", "tool-order (shadow)"], "cold": "system",
+    }  # fmt: skip
+    assert not SECRET_NAMES & line.keys()
+    assert _decision(1).for_log()["cold"] == ""
+
+
+def test_a_new_field_is_not_logged_unless_it_is_said() -> None:
+    """Each field of a decision is either named as fit for the log, or kept out of it on purpose."""
+    kept_out = {"at", "costs", "note"}
+    logged = {"prompt" if name == "prompt_tokens" else name for name in _decision(1).for_log()}
+    assert logged | kept_out == {field.name for field in fields(Decision)}

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from proxy.core.normalise import RULES
+from proxy.core.normalise.clients import Side
 from proxy.core.records import Mode, Reason
 from proxy.core.slots import SlotState
-from proxy.telemetry.metrics import Cause, Metrics, Outcome, PathClass, Where
+from proxy.core.why import Cold
+from proxy.telemetry.metrics import Cause, Metrics, Outcome, PathClass, RuleOutcome, Where
 
 
 def series(metrics: Metrics) -> dict[str, float]:
@@ -33,7 +36,8 @@ def test_all_series_exist_from_the_start() -> None:
         "save_seconds_sum", "save_bytes_total", "restores_total", "restore_seconds_sum",
         "ineffective_restores_total", "evictions_total", "store_bytes", "store_files",
         "queue_length", "slots", "leases_active", "backend_up", "backend_restarts_total", "mode",
-        "faults_total", "pings_total", "disconnects_total",
+        "faults_total", "pings_total", "disconnects_total", "rules_total", "cold_total",
+        "side_requests_total", "conversations",
     }  # fmt: skip
 
 
@@ -109,11 +113,33 @@ def test_the_rest() -> None:
     assert found["slotkeeper_faults_total where=store"] == 1
 
 
+def test_rules_cold_and_side_requests() -> None:
+    """Each rule, cause and kind has its series from the start; the main request is no side one."""
+    metrics = Metrics()
+    metrics.side_request(Side.TITLE)
+    metrics.side_request(Side.MAIN)
+    metrics.rule("clock", RuleOutcome.SHADOW)
+    metrics.cold(Cold.SYSTEM)
+    metrics.conversations.set(3)
+    found = series(metrics)
+    assert found["slotkeeper_rules_total outcome=shadow rule=clock"] == 1
+    assert found["slotkeeper_cold_total cause=system"] == 1
+    assert found["slotkeeper_conversations"] == 3
+    for rule in RULES:
+        for outcome in RuleOutcome:
+            assert f"slotkeeper_rules_total outcome={outcome} rule={rule.name}" in found
+    assert {f"slotkeeper_cold_total cause={cause}" for cause in Cold} <= found.keys()
+    sides = {name for name in found if name.startswith("slotkeeper_side_requests_total")}
+    kinds = {str(kind) for kind in Side if kind is not Side.MAIN}
+    assert sides == {f"slotkeeper_side_requests_total kind={kind}" for kind in kinds}
+    assert found["slotkeeper_side_requests_total kind=title"] == 1
+
+
 def test_number_of_series_is_bounded() -> None:
-    """With every combination used there are fewer than 1,200 series."""
+    """With every combination used there are fewer than 1,300 series."""
     metrics = Metrics()
     for path_class in PathClass:
         for reason in Reason:
             for status in (0, 100, 200, 300, 400, 500):
                 metrics.request(path_class, reason, status, total=1.0, first_token=1.0)
-    assert len(series(metrics)) < 1200
+    assert len(series(metrics)) < 1300

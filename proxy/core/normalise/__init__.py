@@ -1,0 +1,236 @@
+"""Keeps a conversation's prompt byte-stable: ``(request, ledger) -> (request, changes, ledger)``.
+
+Pure: no clock, no disk, no network. ``RULES`` is the whole list, in the order they are applied. No
+rule fired: the client's bytes go on. A rule fired: only what it changed is written anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from proxy.core.conversation import head_length, key, text_of
+from proxy.core.ledger import Answer, Conversation, Line
+from proxy.core.normalise import history, optional, shape, system, tools
+from proxy.core.normalise.base import Change, Context, Default, Draft, Item, Rule
+from proxy.core.normalise.book import Book, Found, Said
+from proxy.core.splice import rebuild
+
+SETTINGS = (
+    "chat_template_kwargs", "json_schema", "parallel_tool_calls", "reasoning_effort",
+    "response_format", "tool_choice",
+)  # fmt: skip
+ANSWERS = 8  # generated messages a conversation remembers: swipes and retries choose among them
+TITLE = 60  # characters
+_ON, _KNOWN, _OFF = Default.ON, Default.KNOWN, Default.OFF
+
+# Without the ledger: known noise at known places.
+_SHAPE = (
+    Rule("billing-header", "delete Claude Code's billing block", "start of the system text", _ON,
+         shape.billing_header),
+    Rule("cache-control", "strip cache_control and context_management", "messages, tools", _ON,
+         shape.cache_control),
+    Rule("single-part", "one text part is the plain string", "messages", _ON, shape.single_part),
+    Rule("total-tokens", "delete <total_tokens> messages", "mid-conversation system messages", _OFF,
+         optional.total_tokens),
+)  # fmt: skip
+# What was sent or generated before, put back.
+_LEDGER = (
+    Rule("replay", "what comes as it came goes out as it went", "history", _ON, history.replay),
+    Rule("known-clocks", "a known client's clock keeps its first value", "system text", _KNOWN,
+         system.known_clocks),
+    Rule("clock", "the first text stays where all that differs is a clock or counter",
+         "system text", _KNOWN, system.clock),
+    Rule("git-status", "the git status keeps its first text", "system text", _OFF,
+         optional.git_status),
+    Rule("memory", "the memory block keeps its first text", "system text", _OFF, optional.memory),
+    Rule("vanished-clock", "a clock taken out of an old message stays", "old user messages", _KNOWN,
+         system.vanished_clock),
+    Rule("moved-reminder", "a reminder taken out of an old message stays", "old user messages",
+         _OFF, optional.moved_reminder),
+    Rule("tool-order", "first-seen order and bytes, new tools last", "tools", _ON,
+         tools.tool_order),
+    Rule("removed-tools", "a tool once declared stays declared", "tools", _OFF,
+         optional.removed_tools),
+    Rule("trimmed-text", "the generated text, where only space at its ends differs", "history", _ON,
+         history.trimmed_text),
+    Rule("tool-arguments", "the generated arguments, where they are equal as JSON", "history", _ON,
+         history.tool_arguments),
+    Rule("tool-results", "the first-seen result, where it is equal as JSON", "history", _ON,
+         history.tool_results),
+    Rule("call-ids", "the first-seen ids of tool calls", "history", _ON, history.call_ids),
+    Rule("reasoning", "dropped reasoning is put back in the current tool loop", "history", _ON,
+         history.reasoning),
+    Rule("template-date", "the date a template writes is the first request's", "template arguments",
+         _ON, system.template_date),
+    Rule("preserve-thinking", "ask the template to keep all reasoning", "template arguments", _OFF,
+         optional.preserve_thinking),
+    Rule("tail-note", "what the frozen text does not say is told at the end",
+         "last user or tool message", _ON, system.tail_note),
+)  # fmt: skip
+# What the served model's template cannot render.
+_TEMPLATE = (
+    Rule("leading-systems", "two leading system messages become one, where two are refused",
+         "system text", _ON, system.leading_systems),
+    Rule("system-in-place", "a system message becomes user text, where it is refused",
+         "mid-conversation system messages", _ON, system.system_in_place),
+)  # fmt: skip
+RULES: tuple[Rule, ...] = (*_SHAPE, *_LEDGER, *_TEMPLATE)
+
+
+class RuleFault(Exception):  # noqa: N818 - what went wrong is the cause
+    """A rule raised; the original goes out (DESIGN.md rule 10)."""
+
+    def __init__(self, rule: str) -> None:
+        """``rule``: its name."""
+        super().__init__(rule)
+        self.rule = rule
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What to send and to remember.
+
+    ``raw`` and ``body`` are the client's own objects where nothing changed. ``after``: the
+    conversation with this request, ``before``: as it was (None: new). ``known``: how many leading
+    messages it repeats.
+    """
+
+    raw: bytes
+    body: Mapping[str, Any]
+    changes: tuple[Change, ...]
+    after: Conversation
+    before: Conversation | None
+    known: int
+
+
+def switched_on(mode: str, switches: Collection[str]) -> frozenset[str]:
+    """Names of the rules that are on: those of ``safe``, less ``-name``, plus ``+name``."""
+    if mode == "off":
+        return frozenset()
+    on = {rule.name for rule in RULES if rule.default is not Default.OFF}
+    on |= {name[1:] for name in switches if name.startswith("+")}
+    return frozenset(on - {name[1:] for name in switches if name.startswith("-")})
+
+
+def normalise(
+    raw: bytes, body: Mapping[str, Any], book: Book, context: Context, origin: Conversation
+) -> Result:
+    """One request of ``/v1/chat/completions``, ``raw`` and parsed.
+
+    ``origin``: namespace, client and time of the request, and the id of the conversation if it
+    turns out to be a new one. The book is only read. Raises ``RuleFault``.
+    """
+    draft = Draft(body, shape.items(body["messages"]), _tools(body))
+    _apply(_SHAPE, draft, context)
+    came = [Said(item.value, item.json, key(item.value)) for item in draft.messages]
+    head = head_length(message.value for message in came)
+    found = book.find(origin.namespace, came, head, context.client)
+    draft.before, draft.known, draft.clock = found.before, found.known, found.clock
+    draft.answers = dict(found.answers)
+    _apply(_LEDGER, draft, context)
+    after = _remembered(draft, came, head, found, origin)
+    for number, note in draft.notes.items():
+        item = draft.messages[number]
+        item.put(system.noted(item.value, note))
+    _apply(_TEMPLATE, draft, context)
+    if not draft.changes:
+        return Result(raw, body, (), after, found.before, found.known)
+    return Result(*_written(raw, draft), tuple(draft.changes), after, found.before, found.known)
+
+
+def answered(row: Conversation, message: bytes, prompt_n: int | None) -> Conversation:
+    """The conversation with what the backend generated and counted; ``message`` is JSON."""
+    made = Answer(len(row.lines), message, key(orjson.loads(message)))
+    others = [answer for answer in row.answers if (answer.at, answer.key) != (made.at, made.key)]
+    return replace(row, answers=(*others, made)[-ANSWERS:], prompt_n=prompt_n)
+
+
+def resent(row: Conversation, context: Context) -> Mapping[str, Any]:
+    """The body the conversation's last request was sent with, as far as a template can see it."""
+    messages = [orjson.loads(line.went) for line in row.lines]
+    for number, line in enumerate(row.lines):
+        if line.note:
+            messages[number] = system.noted(messages[number], line.note)
+    draft = Draft({"messages": messages}, shape.items(messages), None)
+    _apply(_TEMPLATE, draft, context)
+    body = {"messages": [item.value for item in draft.messages], **orjson.loads(row.settings)}
+    return {**body, "tools": [orjson.loads(tool) for tool in row.tools]} if row.tools else body
+
+
+def _apply(rules: tuple[Rule, ...], draft: Draft, context: Context) -> None:
+    for rule in rules:
+        if rule.name in context.on:
+            try:
+                rule.apply(draft, context)
+            except Exception as error:
+                raise RuleFault(rule.name) from error
+
+
+def _tools(body: Mapping[str, Any]) -> list[Item] | None:
+    found = body.get("tools")
+    return shape.items(found) if isinstance(found, list) else None
+
+
+def _remembered(
+    draft: Draft, came: list[Said], head: int, found: Found, origin: Conversation
+) -> Conversation:
+    """The conversation as of this request; lines that stayed the same are the same objects."""
+    old = found.before.lines if found.before else ()
+    lines: list[Line] = []
+    for number, (said, item) in enumerate(zip(came, draft.messages, strict=True)):
+        note = draft.notes.get(number, "")
+        went = said.json if item.json == said.json else item.json
+        line = Line(said.json, went, said.key, note)
+        lines.append(old[number] if number < len(old) and old[number] == line else line)
+    before = found.before or origin
+    return Conversation(
+        id=before.id if found.goes_on else origin.id,
+        namespace=origin.namespace,
+        client=origin.client,
+        lines=tuple(lines),
+        head=head,
+        tools=tuple(item.json for item in draft.tools or ()),
+        order=tools.remembered(before.order, draft.tools),
+        settings=_settings({**draft.body, **draft.fields}),
+        answers=before.answers,
+        prompt_n=before.prompt_n,
+        used=origin.used,
+        title=before.title if found.before else _title(came),
+    )
+
+
+def _settings(body: Mapping[str, Any]) -> bytes:
+    return orjson.dumps({name: body[name] for name in SETTINGS if name in body})
+
+
+def _title(came: list[Said]) -> str:
+    for said in came:
+        text = text_of(said.value)
+        if said.role == "user" and text:
+            return " ".join(text[: 4 * TITLE].split())[:TITLE]
+    return ""
+
+
+def _written(raw: bytes, draft: Draft) -> tuple[bytes, Mapping[str, Any]]:
+    """The bytes and the parsed body of a changed request."""
+    lists: dict[str, list[int | bytes]] = {}
+    values: dict[str, Any] = {}
+    for name, items in (("messages", draft.messages), ("tools", draft.tools)):
+        own = draft.body.get(name)
+        if items is None or not isinstance(own, list):
+            continue
+        order = [item.index for item in items]
+        if order != list(range(len(own))) or any(item.changed for item in items):
+            lists[name] = [_element(item) for item in items]
+            values[name] = [item.value for item in items]
+    body = {name: value for name, value in draft.body.items() if name not in draft.drop}
+    body |= {**values, **draft.fields}
+    return rebuild(raw, draft.body, lists, draft.drop, draft.fields), body
+
+
+def _element(item: Item) -> int | bytes:
+    return item.json if item.changed or item.index is None else item.index

@@ -1,0 +1,297 @@
+"""Which conversation a request belongs to: by content, never by a client's id (DESIGN.md).
+
+The book holds the newest conversations and finds them by what was said in them. Pure, no clock.
+Rows are replaced, never changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from proxy.core.conversation import KEY_BYTES, calls, text_of
+from proxy.core.ledger import Answer, Conversation
+from proxy.core.normalise import clocks
+from proxy.core.normalise.system import stood_still
+
+ANCHOR_CHARS = 24  # an assistant's text this long is its conversation's own
+SIMILAR = 0.5  # share of a system text that has to be equal for it to be the same one, edited
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One message of a request as the book looks at it."""
+
+    value: Any
+    json: bytes
+    key: bytes
+
+    @property
+    def role(self) -> str:
+        """The message's role, ``""`` for what is no message."""
+        return str(self.value.get("role")) if isinstance(self.value, dict) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the book knows of a request.
+
+    ``before``: the conversation it continues or leaves, None for a new one. ``known``: how many
+    leading messages are its lines. ``answers``: by message index, what the backend generated there.
+    ``goes_on``: it is still that conversation, not a branch. ``clock``: for a new one, the leading
+    system messages that went out first where only the clock differs.
+    """
+
+    before: Conversation | None = None
+    known: int = 0
+    answers: tuple[tuple[int, Answer], ...] = ()
+    goes_on: bool = False
+    clock: tuple[bytes, ...] = ()
+
+
+class Book:
+    """Conversations by what was said in them; the least recently used are dropped."""
+
+    def __init__(self, max_conversations: int, max_bytes: int) -> None:
+        """``max_bytes``: of all texts together; what several share counts for each."""
+        self._limits = max_conversations, max_bytes
+        self._rows: dict[str, Conversation] = {}  # the least recently used first
+        self._marks: dict[str, tuple[bytes, ...]] = {}  # per conversation, its keys in _places
+        self._places: dict[bytes, dict[str, None]] = {}
+        self._sizes: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        """Count conversations."""
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Conversation]:
+        """The least recently used first."""
+        return iter(tuple(self._rows.values()))
+
+    def get(self, conversation: str) -> Conversation | None:
+        """One by id."""
+        return self._rows.get(conversation)
+
+    def size(self, conversation: str) -> int:
+        """Bytes of one's texts."""
+        return self._sizes.get(conversation, 0)
+
+    def find(self, namespace: bytes, said: Sequence[Said], head: int, client: str) -> Found:
+        """The conversation these messages belong to: deepest match, then the most recent."""
+        spoken = any(message.role == "assistant" for message in said)
+        for row in self._candidates(namespace, said, head, spoken=spoken):
+            known = _known(row, said, head, client)
+            if spoken or known == len(said) == len(row.lines):
+                answers = _answers(row, said, known, head)
+                return Found(row, known, answers, _goes_on(row, said, known))
+        return Found(clock=self._clock(namespace, said[:head], client) if head else ())
+
+    def keep(self, row: Conversation) -> list[str]:
+        """Take in a conversation, in place of its older self; the ids of those dropped for it."""
+        clock = self._clock_marks(row)
+        self.forget(row.id)
+        marks = tuple(dict.fromkeys([*clock, *_said_marks(row)]))
+        self._rows[row.id] = row
+        self._marks[row.id] = marks
+        self._sizes[row.id] = _size(row)
+        for mark in marks:
+            self._places.setdefault(mark, {})[row.id] = None
+        return self._shrink()
+
+    def forget(self, conversation: str) -> bool:
+        """Drop one; False when it is not here."""
+        for mark in self._marks.pop(conversation, ()):
+            holders = self._places[mark]
+            holders.pop(conversation, None)
+            if not holders:
+                del self._places[mark]
+        self._sizes.pop(conversation, None)
+        return self._rows.pop(conversation, None) is not None
+
+    def _clock_marks(self, row: Conversation) -> tuple[bytes, ...]:
+        """Where its system text is found; masking a long one takes time, so only a new one is."""
+        old = self._rows.get(row.id)
+        if old is not None and _head(old) == _head(row):
+            return tuple(mark for mark in self._marks[row.id] if mark.startswith(_CLOCK))
+        mark = _clock_mark(row.namespace, [orjson.loads(went) for went in _head(row)], row.client)
+        return (mark,) if mark else ()
+
+    def _shrink(self) -> list[str]:
+        most, room = self._limits
+        total = sum(self._sizes.values())
+        gone: list[str] = []
+        for conversation in tuple(self._rows):
+            if len(self._rows) <= most and (total <= room or len(self._rows) == 1):
+                break
+            total -= self._sizes[conversation]
+            self.forget(conversation)
+            gone.append(conversation)
+        return gone
+
+    def _candidates(
+        self, namespace: bytes, said: Sequence[Said], head: int, *, spoken: bool
+    ) -> Iterator[Conversation]:
+        """Deepest first, at one depth those with the same system text, then the most recent."""
+        places = list(_running(namespace, [message.key for message in said[head:]]))
+        anchors = _anchors(namespace, [(m.value, m.key) for m in reversed(said)]) if spoken else ()
+        for place in (*reversed(places), *anchors):
+            holders = self._places.get(place)
+            if not holders:
+                continue
+            rows = [self._rows[holder] for holder in reversed(holders)]  # the most recent first
+            ranked = [(_same_head(row, said, head), row) for row in rows]
+            yield from (row for same, row in ranked if same == _EQUAL)
+            yield from (row for same, row in ranked if same == _ALIKE)
+
+    def _clock(self, namespace: bytes, said: Sequence[Said], client: str) -> tuple[bytes, ...]:
+        mark = _clock_mark(namespace, [message.value for message in said], client)
+        for holder in reversed(self._places.get(mark, {})):
+            row = self._rows[holder]
+            return _head(row)
+        return ()
+
+
+_EQUAL, _ALIKE, _OTHER = 2, 1, 0
+_CLOCK, _ANCHOR = b"clock", b"anchor"  # kinds of marks; the others are bare digests
+
+
+def _same_head(row: Conversation, said: Sequence[Said], head: int) -> int:
+    """How alike the leading system messages are."""
+    if row.head != head:
+        return _OTHER if not row.head or not head else _ALIKE
+    worst = _EQUAL
+    for line, message in zip(row.lines[:head], said[:head], strict=True):
+        if message.json in (line.came, line.went):
+            continue
+        if overlap(line.came, message.json) < SIMILAR:
+            return _OTHER
+        worst = _ALIKE
+    return worst
+
+
+def overlap(a: bytes, b: bytes) -> float:
+    """Which share of the longer one the common beginning and end of the two make up."""
+    shorter, longer = min(len(a), len(b)), max(len(a), len(b))
+    start = _common(a, b, shorter)
+    end = _common(a[::-1], b[::-1], shorter - start)
+    return (start + end) / longer if longer else 1.0
+
+
+def _common(a: bytes, b: bytes, most: int) -> int:
+    """Length of the common beginning, at most ``most``, by bisection."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[:middle] == b[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _known(row: Conversation, said: Sequence[Said], head: int, client: str) -> int:
+    """How many leading messages repeat the row's lines. The head counts as one, if of equal length.
+
+    A user message from which only a clock vanished is a repeated one.
+    """
+    if row.head != head:
+        return 0
+    known = head
+    for line, message in zip(row.lines[head:], said[head:], strict=False):
+        if line.key != message.key and not _faded(line.went, message, client):
+            break
+        known += 1
+    return known
+
+
+def _faded(went: bytes, message: Said, client: str) -> bool:
+    if message.role != "user":
+        return False
+    old, new = text_of(orjson.loads(went)), text_of(message.value)
+    return old is not None and new is not None and stood_still(old, new, client)
+
+
+def _answers(
+    row: Conversation, said: Sequence[Said], known: int, head: int
+) -> tuple[tuple[int, Answer], ...]:
+    """Generated messages that are in the request beyond what is known, each at its place.
+
+    Beyond a rewritten beginning they are found by what they say alone.
+    """
+    made = {answer.key: answer for answer in row.answers}
+    return tuple(
+        (number, made[message.key])
+        for number, message in enumerate(said[known:], known)
+        if message.role == "assistant" and message.key in made and number >= head
+    )
+
+
+def _goes_on(row: Conversation, said: Sequence[Said], known: int) -> bool:
+    """Still the same conversation, no branch.
+
+    All of it is there, or all but its last message (clients with a moving tail), or its latest
+    answer is (the history before that was rewritten).
+    """
+    if known >= len(row.lines) - 1:
+        return True
+    latest = row.answers[-1].key if row.answers else None
+    return latest is not None and any(
+        message.key == latest for message in said[known:] if message.role == "assistant"
+    )
+
+
+def _running(namespace: bytes, keys: Iterable[bytes]) -> Iterator[bytes]:
+    last = namespace
+    for key in keys:
+        last = blake2b(last + key, digest_size=KEY_BYTES).digest()
+        yield last
+
+
+def _anchors(namespace: bytes, messages: Iterable[tuple[Any, bytes]]) -> Iterator[bytes]:
+    """Marks of assistant messages long enough to be their conversation's own."""
+    for value, key in messages:
+        if not isinstance(value, dict) or value.get("role") != "assistant":
+            continue
+        text = text_of(value)
+        if calls(value) or (text is not None and len(text.strip()) >= ANCHOR_CHARS):
+            yield _ANCHOR + namespace + key
+
+
+def _said_marks(row: Conversation) -> Iterator[bytes]:
+    """Where the row is found: at each of its messages, at each answer behind them, by anchors."""
+    keys = [line.key for line in row.lines[row.head :]]
+    places = [row.namespace, *_running(row.namespace, keys)]
+    yield from places[1:]
+    for answer in row.answers:
+        at = answer.at - row.head
+        if 0 <= at < len(places):
+            yield from _running(places[at], [answer.key])
+    made = ((orjson.loads(answer.message), answer.key) for answer in row.answers)
+    yield from _anchors(row.namespace, made)
+
+
+def _head(row: Conversation) -> tuple[bytes, ...]:
+    return tuple(line.went for line in row.lines[: row.head])
+
+
+def _clock_mark(namespace: bytes, head: Sequence[Any], client: str) -> bytes:
+    """Equal for system texts that are equal but for a clock; empty where one is no plain text."""
+    digest = blake2b(namespace, digest_size=KEY_BYTES)
+    for message in head:
+        text = text_of(message)
+        if text is None:
+            return b""
+        masked = clocks.masked(text, shared=True, client=client)
+        digest.update(masked.encode("utf-8", "surrogatepass") + b"\0")
+    return _CLOCK + digest.digest() if head else b""
+
+
+def _size(row: Conversation) -> int:
+    lines = sum(
+        len(line.came) + (0 if line.went is line.came else len(line.went)) for line in row.lines
+    )
+    return lines + sum(map(len, row.tools)) + sum(len(answer.message) for answer in row.answers)

@@ -1,0 +1,203 @@
+"""Clocks in a prompt: found, masked, compared, pinned, and told again at the end.
+
+Only spans whose shape or place says "clock" are ever touched; any doubt means it is content
+(volatile-fields.md, sections 0 and 8).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice, takewhile
+
+from proxy.core.normalise.clock_shapes import Span, found, speaks
+from proxy.core.normalise.clock_table import KNOWN, Clock, Place
+
+_MASK = "\uffff"  # a non-character: no text may contain it
+_WIDTH = 120  # a line up to this long is shown whole in a note
+_AROUND = 40  # of a longer line: characters on each side
+_MOST = 12  # more differences than this are a log, not a clock
+_LINES = 16  # a known clock with its surroundings is never longer
+_TRIES = 8  # places where a vanished block may have stood
+
+_SECONDS = re.compile(
+    r"(?<![0-9:.])((?:[01]?[0-9]|2[0-3]):[0-5][0-9]):[0-5][0-9](?:[.,][0-9]{1,9})?(?![0-9:])"
+)
+_UNIX = re.compile(r"(?<![\w.])(1[5-9][0-9]{8})(?:[0-9]{3})?(?![\w.])")
+_OPEN, _CLOSE = "<system-reminder>", "</system-reminder>"
+_EDGE = re.compile(rf"^|(?=\n)|(?={_OPEN})", re.MULTILINE)  # where a block may begin
+_TAG = re.compile(r"[ \t]*</?[a-z][a-z_-]{0,40}>[ \t]*")
+_WORD = re.compile(r"[^\W\d_]+(?:'[a-z]+)?")
+_PLAIN = re.compile(
+    r"an?|and|as|at|current(?:ly)?|date|datetime|in|is|it(?:'s)?|local|message|now|of|on|sent|the"
+    r"|this|time|timestamp|timezone|today(?:'s)?|user(?:'s)?|utc|zone"
+)
+
+
+def shaped(text: str, *, shared: bool, client: str = "", place: Place = "system") -> list[Span]:
+    """Spans of ``text`` that are time- or counter-shaped, in order, not overlapping.
+
+    ``shared``: only clocks: a known clock of ``client``, or a time-shaped span in a line that
+    speaks of time or date. Else every time-shaped span, and counters with a cue. In a user message
+    (``place="first-user"``) only the known clocks count.
+    """
+    rows = [row for row in _rows(client, place) if not (shared and row.counter)]
+    known = [span for row in rows for span in row.spans(text)]
+    return _disjoint(known, found(text, shared=shared) if place == "system" else [])
+
+
+def masked(text: str, *, shared: bool, client: str = "", place: Place = "system") -> str:
+    """``text`` with one fixed character for each span: equal masks, equal but for the clock."""
+    return _MASK.join(_gaps(text, shaped(text, shared=shared, client=client, place=place)))
+
+
+def differences(
+    old: str, new: str, *, shared: bool, client: str = "", place: Place = "system"
+) -> list[tuple[str, str]] | None:
+    """What differs, None unless all of it is shaped (and there are at most a dozen places).
+
+    Each pair is (old, new), widened to the line it stands in when that has at most 120 characters,
+    else by 40 characters each way; by the line above where it would not say which place is meant.
+    """
+    if old == new:
+        return []
+    start, tail = _surroundings(old, new)
+    left, right = old[start : len(old) - tail], new[start : len(new) - tail]
+    was = shaped(left, shared=shared, client=client, place=place)
+    now = shaped(right, shared=shared, client=client, place=place)
+    if _gaps(left, was) != _gaps(right, now):
+        return None
+    changed = [(a, b) for a, b in zip(was, now, strict=True) if left[slice(*a)] != right[slice(*b)]]
+    told: dict[tuple[str, str], None] = {}
+    for a, b in changed:
+        above = old.count(_shown(left, a)) > 1
+        told[_shown(left, a, above=above), _shown(right, b, above=above)] = None
+    return list(told) if len(told) <= _MOST else None
+
+
+def pinned(text: str, frozen: str, client: str, *, place: Place = "system") -> str:
+    """``text`` with the client's known clocks set to what they are in ``frozen``.
+
+    ``frozen`` is an earlier text of the same conversation; the two may differ elsewhere. A clock
+    that does not stand equally often in both is left as it is.
+    """
+    swaps: dict[Span, str] = {}
+    for row in _rows(client, place):
+        here, there = list(row.spans(text)), list(row.spans(frozen))
+        if len(here) == len(there):
+            swaps |= {a: frozen[slice(*b)] for a, b in zip(here, there, strict=True)}
+    for start, stop in reversed(_disjoint(list(swaps), [])):
+        text = text[:start] + swaps[start, stop] + text[stop:]
+    return text
+
+
+def note(pairs: Sequence[tuple[str, str]], *, where: str = "the system prompt") -> str:
+    """The tail note that tells the newer values; ``""`` for no pairs."""
+    if not pairs:
+        return ""
+    told = "\n".join(f'Where {where} says "{old}", it is now "{new}".' for old, new in pairs)
+    return f"\n\n{_OPEN}\n{told}\n{_CLOSE}"
+
+
+def coarse(text: str) -> str:
+    """``text`` without the seconds of its clock times: equal results differ by under a minute."""
+    text = _SECONDS.sub(r"\1", text)
+    return _UNIX.sub(lambda match: str(int(match[1]) // 60 * 60), text)
+
+
+def vanished(old: str, new: str) -> bool:
+    """Whether ``new`` is ``old`` without one block of whole lines that is nothing but a clock.
+
+    Qwen Code's date reminder in front of a user message, AnythingLLM's date behind one.
+    """
+    size = len(old) - len(new)
+    if size <= 0:
+        return False
+    first, last = len(new) - _common(old[::-1], new[::-1]), _common(old, new)
+    edges = takewhile(lambda at: at <= last, (m.start() for m in _EDGE.finditer(old, first)))
+    places = (at for at in edges if _whole(old, at, at + size))
+    return any(only_clock(old[at : at + size]) for at in islice(places, _TRIES))
+
+
+def only_clock(text: str) -> bool:
+    """Whether ``text`` consists of nothing but a clock, with tags and blank lines around it.
+
+    Within one ``<system-reminder>`` any line that speaks of time or date counts; elsewhere a line
+    must have no word beyond those that tell the time.
+    """
+    body = text.strip()
+    reminder = body.startswith(_OPEN) and body.endswith(_CLOSE) and body.count(_OPEN) == 1
+    lines = [line for line in body.split("\n") if line.strip() and not _TAG.fullmatch(line)]
+    return bool(lines) and all(_tells_time(line, any_words=reminder) for line in lines)
+
+
+def _tells_time(line: str, *, any_words: bool) -> bool:
+    spans = shaped(line, shared=True)
+    words = _WORD.findall(" ".join(_gaps(line, spans)).lower())
+    plain = any_words or all(_PLAIN.fullmatch(word) for word in words)
+    return bool(spans) and speaks(line) and plain
+
+
+def _rows(client: str, place: Place) -> Iterator[Clock]:
+    return (row for row in KNOWN if row.client == client and row.place == place)
+
+
+def _disjoint(known: list[Span], spans: list[Span]) -> list[Span]:
+    """In order; of two that overlap a known clock wins, then the earlier, then the longer."""
+    free = [s for s in spans if not any(s[0] < stop and start < s[1] for start, stop in known)]
+    kept: list[Span] = []
+    for start, stop in sorted(known + free, key=lambda span: (span[0], -span[1])):
+        if not kept or start >= kept[-1][1]:
+            kept.append((start, stop))
+    return kept
+
+
+def _surroundings(old: str, new: str) -> Span:
+    """Where what differs begins and how much is equal behind it, some whole lines further out.
+
+    What a span is depends on a few lines at most, so only these need to be read.
+    """
+    start, tail = _common(old, new), _common(old[::-1], new[::-1])
+    tail = min(tail, min(len(old), len(new)) - start)
+    for _ in range(_LINES):
+        start = old.rfind("\n", 0, max(start - 1, 0)) + 1
+        end = old.find("\n", len(old) - tail + 1)
+        tail = len(old) - end if end >= 0 else 0
+    return start, tail
+
+
+def _gaps(text: str, spans: list[Span]) -> list[str]:
+    """What stands between the spans, one more than there are spans."""
+    edges = [0, *(edge for span in spans for edge in span), len(text)]
+    return [text[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _shown(text: str, span: Span, *, above: bool = False) -> str:
+    start, stop = text.rfind("\n", 0, span[0]) + 1, text.find("\n", span[1])
+    stop = len(text) if stop < 0 else stop
+    if stop - start > _WIDTH:
+        start, stop = max(start, span[0] - _AROUND), min(stop, span[1] + _AROUND)
+    elif above:
+        start = max(text.rfind("\n", 0, max(start - 1, 0)) + 1, start - _WIDTH)
+    return text[start:stop].strip()
+
+
+def _whole(text: str, start: int, stop: int) -> bool:
+    """Whether a block is made of whole lines, or is one reminder."""
+    if text.startswith(_OPEN, start) and text[start:stop].rstrip().endswith(_CLOSE):
+        return True
+    if start == 0 or text[start - 1] == "\n":
+        return stop == len(text) or text[stop - 1] == "\n"
+    return text[start] == "\n" and text[stop : stop + 1] in {"", "\n"}
+
+
+def _common(one: str, two: str) -> int:
+    """Length of the common prefix."""
+    low, high = 0, min(len(one), len(two))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == two[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,146 @@
+"""Ledger rules on what was said before: it goes out as it went out, or as it was generated.
+
+Each rule looks at the messages the request repeats and puts back what a client changed in passing.
+What really differs is the client's business and stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from proxy.core.conversation import calls, json_equal, plain, text_of
+from proxy.core.normalise.base import Context, Draft, Item
+
+
+def replay(draft: Draft, _context: Context) -> None:
+    """A message that comes as it came before goes out as it went; of system text see ``system``."""
+    head = draft.before.head if draft.before else 0
+    for number, line in enumerate(draft.lines):
+        item = draft.messages[number]
+        if number >= head and item.json == line.came != line.went:
+            item.put_json(line.went)
+            draft.did("replay", f"messages[{number}]")
+
+
+def trimmed_text(draft: Draft, _context: Context) -> None:
+    """A text equal but for space at its ends goes out with the space it had (T-7)."""
+    for number, item, twin in _twins(draft):
+        ours, theirs = text_of(item.value), text_of(twin)
+        if ours is None or theirs is None or ours == theirs or item.value.get("role") == "tool":
+            continue
+        if ours.strip() == theirs.strip() != "":
+            item.put({**plain(item.value), "content": theirs})
+            draft.did("trimmed-text", f"messages[{number}].content")
+
+
+def tool_arguments(draft: Draft, _context: Context) -> None:
+    """Arguments that are equal as JSON go out as they were generated (T-5)."""
+    for number, item, twin in _twins(draft):
+        ours, theirs = calls(item.value), calls(twin)
+        if not ours or len(ours) != len(theirs) or len(ours) != len(item.value["tool_calls"]):
+            continue
+        made = [_with_arguments(a, b) for a, b in zip(ours, theirs, strict=True)]
+        if any(a is not b for a, b in zip(made, ours, strict=True)):
+            item.put({**item.value, "tool_calls": made})
+            draft.did("tool-arguments", f"messages[{number}].tool_calls")
+
+
+def tool_results(draft: Draft, _context: Context) -> None:
+    """A tool's result that is equal as JSON, or but for space, goes out as it first did (T-5)."""
+    for number, item, twin in _twins(draft):
+        if item.value.get("role") != "tool":
+            continue
+        ours, theirs = text_of(item.value), text_of(twin)
+        if ours is None or theirs is None or ours == theirs:
+            continue
+        if ours.strip() == theirs.strip() or json_equal(ours, theirs):
+            item.put({**plain(item.value), "content": theirs})
+            draft.did("tool-results", f"messages[{number}].content")
+
+
+def call_ids(draft: Draft, _context: Context) -> None:
+    """Tool-call ids made anew by the client become the ones first seen (T-6)."""
+    pairs = [
+        (mine, other)
+        for _, item, twin in _twins(draft)
+        for mine, other in zip(_ids(item.value), _ids(twin), strict=False)
+    ]
+    first_seen = dict(pairs)
+    if not any(a != b for a, b in pairs) or len(first_seen) < len(set(pairs)):
+        return  # nothing to do, or the client uses one id for several calls
+    for number, item in enumerate(draft.messages):
+        value = item.value
+        if not isinstance(value, dict):
+            continue
+        made = [{**call, **_renamed(call, "id", first_seen)} for call in calls(value)]
+        if made and made != value["tool_calls"]:
+            item.put({**value, "tool_calls": made})
+            draft.did("call-ids", f"messages[{number}].tool_calls")
+        elif new := _renamed(value, "tool_call_id", first_seen):
+            item.put({**value, **new})
+            draft.did("call-ids", f"messages[{number}].tool_call_id")
+
+
+def reasoning(draft: Draft, _context: Context) -> None:
+    """Reasoning the client dropped or trimmed is put back (T-3).
+
+    What was sent before always, so that the history extends; what was generated in the current tool
+    loop, where templates render it.
+    """
+    loop = _last_user(draft)
+    for number, item, twin in _twins(draft):
+        theirs = twin.get("reasoning_content")
+        ours = item.value.get("reasoning_content")
+        if not isinstance(theirs, str) or not theirs or ours == theirs:
+            continue
+        if number >= draft.known and number < loop:
+            continue
+        if not ours or (isinstance(ours, str) and ours.strip() == theirs.strip()):
+            item.put({**item.value, "reasoning_content": theirs})
+            draft.did("reasoning", f"messages[{number}].reasoning_content")
+
+
+def _twins(draft: Draft) -> Iterator[tuple[int, Item, Any]]:
+    """Messages that differ from what the ledger has in their place, and that."""
+    before = draft.before
+    if before is None:
+        return
+    for number, line in enumerate(draft.lines):
+        item = draft.messages[number]
+        if number >= before.head and item.json != line.went:
+            yield number, item, orjson.loads(line.went)
+    for number, answer in sorted(draft.answers.items()):
+        yield number, draft.messages[number], orjson.loads(answer.message)
+
+
+def _last_user(draft: Draft) -> int:
+    """Where the current tool loop begins."""
+    for number in range(len(draft.messages) - 1, -1, -1):
+        value = draft.messages[number].value
+        if isinstance(value, dict) and value.get("role") == "user":
+            return number
+    return -1
+
+
+def _ids(message: Any) -> list[str]:
+    return [call["id"] for call in calls(message) if isinstance(call.get("id"), str)]
+
+
+def _renamed(value: Any, name: str, first_seen: dict[str, str]) -> dict[str, str]:
+    """The member ``name`` with its first-seen value, if that is another one."""
+    now = value.get(name)
+    first = first_seen.get(now) if isinstance(now, str) else None
+    return {} if first in (None, now) else {name: first}
+
+
+def _with_arguments(ours: Any, theirs: Any) -> Any:
+    """``ours`` with the argument string of ``theirs``, where they mean the same."""
+    mine, other = ours["function"], theirs["function"]
+    a, b = mine.get("arguments"), other.get("arguments")
+    strings = isinstance(a, str) and isinstance(b, str)
+    if mine.get("name") != other.get("name") or not strings or a == b or not json_equal(a, b):
+        return ours
+    return {**ours, "function": {**mine, "arguments": b}}

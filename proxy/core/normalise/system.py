@@ -1,0 +1,220 @@
+"""Rules on system text: a clock in it stands still, and the newer value is told at the tail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from proxy.core.conversation import SYSTEM, head_length, text_of
+from proxy.core.normalise import clocks
+from proxy.core.normalise.base import Context, Draft
+
+AGAIN = (
+    "\n\n<system-reminder>\nWhat the system prompt says of the time holds again.\n"
+    "</system-reminder>"
+)
+_TARGETS = frozenset({"user", "tool"})
+_KWARGS = "chat_template_kwargs"
+
+
+def known_clocks(draft: Draft, context: Context) -> None:
+    """A recognised client's own clock keeps its first value, whatever else changed (KNOWN rows)."""
+    if not context.client:
+        return
+    for number, first in _frozen(draft):
+        item = draft.messages[number]
+        text, old = text_of(item.value), text_of(first)
+        if text is None or old is None or text == old:
+            continue
+        pinned = clocks.pinned(text, old, context.client)
+        if pinned != text:
+            draft.stale += (
+                clocks.differences(pinned, text, shared=False, client=context.client) or ()
+            )
+            item.put({**item.value, "content": pinned})
+            draft.did("known-clocks", f"messages[{number}].content")
+
+
+def clock(draft: Draft, context: Context) -> None:
+    """Where all that differs is time- or counter-shaped, the first text stays.
+
+    For a new conversation: only clocks, and the text of another one of the same key and model.
+    """
+    shared = draft.before is None
+    for number, first in _frozen(draft):
+        item = draft.messages[number]
+        text, old = text_of(item.value), text_of(first)
+        if text is None or old is None or text == old or item.value.keys() != first.keys():
+            continue
+        pairs = clocks.differences(old, text, shared=shared, client=context.client)
+        if pairs:
+            draft.stale += pairs
+            item.put({**item.value, "content": old})
+            draft.did("clock", f"messages[{number}].content")
+
+
+def vanished_clock(draft: Draft, context: Context) -> None:
+    """A clock the client took out of (or renewed in) an old user message stays as it was sent."""
+    for number, line in enumerate(draft.lines):
+        item = draft.messages[number]
+        if item.json in (line.came, line.went) or item.value.get("role") != "user":
+            continue
+        old, text = text_of(orjson.loads(line.went)), text_of(item.value)
+        if old is None or text is None or not stood_still(old, text, context.client):
+            continue
+        draft.stale += clocks.differences(old, text, shared=True, client=context.client) or ()
+        item.put({**item.value, "content": old})
+        draft.did("vanished-clock", f"messages[{number}].content")
+
+
+def stood_still(old: str, new: str, client: str) -> bool:
+    """Whether two texts of one old user message differ in nothing but a clock."""
+    return clocks.vanished(old, new) or bool(
+        clocks.differences(old, new, shared=True, client=client)
+    )
+
+
+def template_date(draft: Draft, context: Context) -> None:
+    """The date a template writes by itself is the one of the conversation's first request (T-1)."""
+    traits = context.traits
+    given = draft.body.get(_KWARGS)
+    if not (traits.writes_date and traits.has_date_string and context.today):
+        return
+    if given is not None and (not isinstance(given, dict) or "date_string" in given):
+        return
+    sent = orjson.loads(draft.before.settings).get(_KWARGS) if draft.before else None
+    first = sent.get("date_string") if isinstance(sent, dict) else None
+    first = first if isinstance(first, str) else context.today
+    draft.fields[_KWARGS] = {**(given or {}), "date_string": first}
+    draft.did("template-date", _KWARGS)
+    if first != context.today:
+        draft.stale.append((f"Today Date: {first}", f"Today Date: {context.today}"))
+
+
+def tail_note(draft: Draft, _context: Context) -> None:
+    """Notes stay where they were first put; what the frozen text does not say is told at the end.
+
+    The last user or tool message carries it, if it is new or the last of all: nothing before it may
+    change. In a tool loop once a minute is enough.
+    """
+    target = _target(draft)
+    told = ""
+    for number, line in enumerate(draft.lines):
+        if line.note and number != target:
+            draft.notes[number] = line.note
+            told = line.note
+    if target is None:
+        return
+    text = clocks.note(draft.stale) or (AGAIN if told not in ("", AGAIN) else "")
+    in_loop = draft.messages[target].value.get("role") == "tool"
+    if text in ("", told) or (in_loop and clocks.coarse(text) == clocks.coarse(told)):
+        return
+    draft.notes[target] = text
+    draft.did("tail-note", f"messages[{target}].content")
+
+
+def leading_systems(draft: Draft, context: Context) -> None:
+    """Two leading system messages become one, where the template refuses two (OC-6)."""
+    count = head_length(item.value for item in draft.messages)
+    if context.traits.two_systems is not False or count < 2:  # noqa: PLR2004 - two is the point
+        return
+    texts = [text_of(item.value) for item in draft.messages[:count]]
+    if None in texts:
+        return
+    first = draft.messages[0]
+    first.put({**first.value, "content": "\n\n".join(text for text in texts if text)})
+    del draft.messages[1:count]
+    draft.did("leading-systems", "messages[0]")
+
+
+def system_in_place(draft: Draft, context: Context) -> None:
+    """A system message in mid-conversation becomes user text at its place (CC-3).
+
+    Only where the template cannot render it. Never moved to the front, never dropped. Whether it is
+    joined to a neighbour depends on what stands before it alone, so the history extends.
+    """
+    if context.traits.mid_system is not False:
+        return
+    head = head_length(item.value for item in draft.messages)
+    kept = draft.messages[:head]
+    folding = False  # the last kept message took in a demoted one, or is one
+    for item in draft.messages[head:]:
+        value = item.value
+        role = value.get("role") if isinstance(value, dict) else None
+        last = kept[-1] if len(kept) > head else None
+        joins = last is not None and last.value.get("role") == "user"
+        if role in SYSTEM:
+            reminder = _reminder(value)
+            if joins and last is not None:
+                last.put(joined(last.value, reminder))
+            else:
+                item.put({"role": "user", "content": reminder})
+                kept.append(item)
+            folding = True
+            draft.did("system-in-place", "messages")
+        elif role == "user" and folding and joins and last is not None:
+            last.put(joined(last.value, value.get("content")))
+        else:
+            kept.append(item)
+            folding = False
+    draft.messages = kept
+
+
+def joined(message: Any, more: Any) -> Any:
+    """A user message with more content behind its own."""
+    content = message.get("content")
+    if isinstance(content, str) and isinstance(more, str):
+        return {**message, "content": f"{content}\n\n{more}" if content else more}
+    return {**message, "content": [*_as_parts(content), *_as_parts(more)]}
+
+
+def noted(message: Any, note: str) -> Any:
+    """``message`` with a note behind its text."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return {**message, "content": [*content, {"type": "text", "text": note}]}
+    return {**message, "content": (content or "") + note}
+
+
+def _frozen(draft: Draft) -> list[tuple[int, Any]]:
+    """Leading system messages that differ from what went out first in their place, and that."""
+    if draft.before is None:
+        firsts = draft.clock
+    else:
+        firsts = tuple(line.went for line in draft.before.lines[: draft.before.head])
+    head = head_length(item.value for item in draft.messages)
+    if len(firsts) != head:
+        return []
+    return [
+        (number, orjson.loads(first))
+        for number, first in enumerate(firsts)
+        if draft.messages[number].json != first
+    ]
+
+
+def _target(draft: Draft) -> int | None:
+    last = len(draft.messages) - 1
+    for number in range(last, -1, -1):
+        value = draft.messages[number].value
+        if isinstance(value, dict) and value.get("role") in _TARGETS:
+            content = value.get("content")
+            fits = content is None or isinstance(content, str | list)
+            return number if fits and (number >= draft.known or number == last) else None
+    return None
+
+
+def _reminder(message: Any) -> Any:
+    content = message.get("content")
+    text = text_of(message)
+    if text is None:
+        return content if isinstance(content, list) else str(content)
+    if text.lstrip().startswith("<system-reminder>"):
+        return text
+    return f"<system-reminder>\n{text}\n</system-reminder>"
+
+
+def _as_parts(content: Any) -> list[Any]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []

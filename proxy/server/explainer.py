@@ -1,0 +1,125 @@
+"""Why a request was cold: looked into after its answer, off its path.
+
+First what was sent is compared with what the conversation sent last; if the one extends the other,
+both are rendered once more, to see what the template made of them; then it was the slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from proxy.core.explain import Why, first_difference, lost, rendered_difference
+from proxy.core.records import Mode
+from proxy.effects import Tasks
+from proxy.telemetry.metrics import Where
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from proxy.core.ledger import Conversation
+    from proxy.core.template import Traits
+    from proxy.scheduler import Scheduler
+    from proxy.server.normaliser import Normaliser
+    from proxy.server.record import Exchange
+    from proxy.telemetry.history import History
+    from proxy.telemetry.metrics import Metrics
+
+log = structlog.get_logger("slotkeeper.explain")
+
+TAIL_TOKENS = 16  # the end of a prompt, where the template opens the answer, is never sent again
+
+
+class Renderer(Protocol):
+    """The backend, as far as prompts are concerned."""
+
+    async def render(self, body: Mapping[str, Any]) -> str:
+        """The prompt text a chat request becomes."""
+
+
+class Served(Protocol):
+    """What the backend serves, and since when (unix seconds; 0: since before we looked)."""
+
+    traits: Traits
+    restarted: float
+
+
+class Explainer:
+    """Finds the cause and puts it into the decision log, the metrics and one line of the log."""
+
+    def __init__(
+        self,
+        normaliser: Normaliser,
+        scheduler: Scheduler,
+        backend: Renderer,
+        served: Served,
+        metrics: Metrics,
+        history: History,
+    ) -> None:
+        """All are asked only after a cold answer."""
+        self._normaliser = normaliser
+        self._scheduler = scheduler
+        self._backend = backend
+        self._served = served
+        self._metrics = metrics
+        self._history = history
+        self._tasks = Tasks(lambda: None)
+
+    def look(self, exchange: Exchange) -> Why | None:
+        """Why it reused less than its conversation's last prompt, if it did. Never raises.
+
+        None too where that takes a closer look, which then goes on by itself.
+        """
+        turn, lease = exchange.turn, exchange.lease
+        before = turn.before if turn else None
+        if turn is None or turn.row is None or before is None or before.prompt_n is None:
+            return None
+        if lease is None or lease.cache_n is None or lease.prompt_n is None:
+            return None
+        missing = min(before.prompt_n, lease.prompt_n) - lease.cache_n
+        if missing <= TAIL_TOKENS:
+            return None
+        try:
+            why = first_difference(before, turn.row, self._served.traits)
+        except Exception as error:  # noqa: BLE001 - rule 10
+            self._fault(error)
+            return None
+        if why is None:
+            look = self._look_closer(exchange.request_id, before, turn.row, missing)
+            self._tasks.spawn(look, "explain")
+        else:
+            self._metrics.cold(why.cause)
+        return why
+
+    async def _look_closer(
+        self, request_id: str, before: Conversation, now: Conversation, missing: int
+    ) -> None:
+        try:
+            old, new = [
+                await self._backend.render(self._normaliser.body(row)) for row in (before, now)
+            ]
+            why = rendered_difference(old, new, self._served.traits)
+        except Exception as error:  # noqa: BLE001 - what the template does remains unknown
+            self._fault(error)
+            why = None
+        why = why or self._slot(before, missing)
+        self._metrics.cold(why.cause)
+        self._history.explain(request_id, asdict(why))
+        log.info("cold", request_id=request_id, conversation=now.id, cause=str(why.cause))
+
+    def _slot(self, before: Conversation, missing: int) -> Why:
+        restarted = self._served.restarted > before.used
+        driven = self._scheduler.mode is Mode.EXCLUSIVE
+        return lost(
+            forward=not driven,
+            restarted=restarted,
+            displaced=driven and not restarted,
+            missing=missing,
+        )
+
+    def _fault(self, error: Exception) -> None:
+        self._metrics.fault(Where.EXPLAIN)
+        log.warning("explain.fault", error=type(error).__name__)

@@ -1,0 +1,228 @@
+"""Where a request meets the ledger: made byte-stable before it goes, remembered when it was sent.
+
+Never in the way: a fault sends the original, counted (DESIGN.md rule 10).
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Protocol
+
+import structlog
+
+from proxy.core.conversation import KEY_BYTES, text_of
+from proxy.core.ledger import Conversation
+from proxy.core.normalise import ANSWERS, RuleFault, answered, clients, normalise, resent
+from proxy.core.normalise.base import Change, Context
+from proxy.core.normalise.clients import Side
+from proxy.telemetry.metrics import RuleOutcome, Where
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from proxy.core.normalise.book import Book
+    from proxy.core.template import Traits
+    from proxy.dialects.base import Call
+    from proxy.telemetry.metrics import Metrics
+
+log = structlog.get_logger("slotkeeper.normalise")
+
+ID_BYTES = 12
+
+
+class Served(Protocol):
+    """What the backend serves now, as far as it is known."""
+
+    model: str
+    traits: Traits
+
+
+class Ledger(Protocol):
+    """Keeps conversations beyond this process; neither method waits or raises."""
+
+    def changed(self, conversation: Conversation) -> None:
+        """There is a new or newer one."""
+
+    def gone(self, conversation: str) -> None:
+        """One is no longer kept."""
+
+
+class Nowhere:
+    """A ledger of this process alone."""
+
+    def changed(self, conversation: Conversation) -> None:
+        """Nothing is kept."""
+
+    def gone(self, conversation: str) -> None:
+        """Nothing was kept."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """One request and its conversation. ``row`` None: not known (a fault, or switched off).
+
+    ``before``: the conversation as it was, None for a new one. ``changes``: what was done, or in
+    shadow mode would have been.
+    """
+
+    call: Call
+    client: str = ""
+    side: Side = Side.MAIN
+    row: Conversation | None = None
+    before: Conversation | None = None
+    changes: tuple[Change, ...] = ()
+    shadow: bool = False
+    original: Call = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.original = self.call
+
+    @property
+    def altered(self) -> bool:
+        """What is sent is not what came."""
+        return bool(self.changes) and not self.shadow
+
+    @property
+    def rules(self) -> list[str]:
+        """Names of the rules that did something, each once."""
+        return list(dict.fromkeys(change.rule for change in self.changes))
+
+
+class Normaliser:
+    """Holds the book of conversations."""
+
+    def __init__(
+        self,
+        book: Book,
+        ledger: Ledger,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        *,
+        served: Served,
+        on: frozenset[str],
+        shadow: bool,
+    ) -> None:
+        """``clock`` gives unix seconds; ``on``: names of rules; ``shadow``: only report."""
+        self._book = book
+        self._ledger = ledger
+        self._metrics = metrics
+        self._clock = clock
+        self._on = on
+        self._shadow = shadow
+        self._served = served
+
+    def prepare(
+        self, call: Call, headers: Mapping[str, str], namespace: bytes, *, keep: bool, off: bool
+    ) -> Turn:
+        """The turn whose ``call`` is to be sent, and the conversation as it will be then.
+
+        ``headers`` by lower-case name. ``keep`` False: nothing of it is remembered. ``off``: the
+        client asked for its own bytes.
+        """
+        turn = Turn(call)
+        try:
+            turn.client, turn.side = _recognised(call, headers)
+            self._metrics.side_request(turn.side)
+            seed = blake2b(namespace, digest_size=KEY_BYTES, person=b"conversation")
+            seed.update(f"{self._served.model}\0{call.model}".encode())
+            origin = Conversation(
+                id=secrets.token_hex(ID_BYTES),
+                namespace=seed.digest(),
+                client=turn.client,
+                used=self._clock(),
+            )
+            self._normalise(turn, origin, frozenset() if off else self._on)
+        except Exception as error:  # noqa: BLE001 - rule 10
+            self._fault(error)
+        if keep and turn.row is not None:
+            self._keep(turn.row)
+        return turn
+
+    def answered(self, turn: Turn, message: bytes | None, prompt_n: int | None) -> None:
+        """The answer ran to its end: ``message`` is what the backend generated, as JSON."""
+        row = self._book.get(turn.row.id) if turn.row is not None else None
+        if row is None or turn.row is None or message is None:
+            return
+        try:
+            done = answered(turn.row, message, prompt_n)
+            # Another request of the conversation may have come meanwhile; its answers stay.
+            others = [answer for answer in row.answers if answer not in done.answers]
+            self._keep(replace(row, answers=(*others, *done.answers)[-ANSWERS:], prompt_n=prompt_n))
+        except Exception as error:  # noqa: BLE001 - rule 10
+            self._fault(error)
+
+    def refused(self, turn: Turn) -> Call:
+        """The backend refused what was made of the request: the original, to be tried instead."""
+        self._fault(ValueError())
+        if turn.row is not None and self._book.get(turn.row.id) is not None:
+            lines = tuple(replace(line, went=line.came, note="") for line in turn.row.lines)
+            turn.row = replace(turn.row, lines=lines)
+            self._keep(turn.row)
+        turn.changes, turn.call = (), turn.original
+        return turn.original
+
+    def body(self, row: Conversation) -> Mapping[str, Any]:
+        """What the conversation's last request was, for rendering it once more."""
+        return resent(row, self._context(row.client, self._on))
+
+    def conversations(self) -> list[Conversation]:
+        """The most recently used first."""
+        return list(reversed(list(self._book)))
+
+    def forget(self, conversation: str) -> bool:
+        """Drop one for good; False when it is not known."""
+        found = self._book.forget(conversation)
+        if found:
+            self._ledger.gone(conversation)
+            self._metrics.conversations.set(len(self._book))
+        return found
+
+    def _normalise(self, turn: Turn, origin: Conversation, on: frozenset[str]) -> None:
+        call = turn.call
+        try:
+            result = normalise(
+                call.raw, call.body, self._book, self._context(turn.client, on), origin
+            )
+        except RuleFault as fault:
+            self._metrics.rule(fault.rule, RuleOutcome.FAULT)
+            self._fault(fault.__cause__ or fault, rule=fault.rule)
+            on = frozenset()
+            result = normalise(
+                call.raw, call.body, self._book, self._context(turn.client, on), origin
+            )
+        turn.row, turn.before, turn.changes = result.after, result.before, result.changes
+        turn.shadow = self._shadow and bool(result.changes)
+        for rule in turn.rules:
+            self._metrics.rule(rule, RuleOutcome.SHADOW if turn.shadow else RuleOutcome.APPLIED)
+        if not turn.shadow:
+            turn.call = replace(call, raw=result.raw, body=result.body)
+
+    def _context(self, client: str, on: frozenset[str]) -> Context:
+        today = datetime.fromtimestamp(self._clock()).astimezone().strftime("%d %b %Y")
+        return Context(on, client, self._served.traits, today)
+
+    def _keep(self, row: Conversation) -> None:
+        for gone in self._book.keep(row):
+            self._ledger.gone(gone)
+        self._ledger.changed(row)
+        self._metrics.conversations.set(len(self._book))
+
+    def _fault(self, error: BaseException, *, rule: str = "") -> None:
+        self._metrics.fault(Where.NORMALISE)
+        log.error("normalise.fault", error=type(error).__name__, rule=rule)
+
+
+def _recognised(call: Call, headers: Mapping[str, str]) -> tuple[str, Side]:
+    texts = {"system": "", "user": ""}
+    for message in call.body["messages"][:4]:
+        role = message.get("role") if isinstance(message, dict) else None
+        text = text_of(message)
+        if role in texts and text and not texts[role]:
+            texts[role] = text
+    return (
+        clients.client(headers, texts["system"], texts["user"]),
+        clients.side(call.body, headers),
+    )

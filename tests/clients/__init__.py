@@ -1,0 +1,1 @@
+"""Real client programs through the proxy; `make clients`."""

@@ -1,0 +1,71 @@
+"""A coding agent's traffic over ``/v1/messages`` on the real engine: what is recomputed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.real.conftest import EngineFactory, ProxyFactory
+from tests.traffic import session
+
+pytestmark = pytest.mark.real
+
+TURNS = 10
+SLACK = 32  # tokens
+
+
+@dataclass
+class Turn:
+    """One answer's own figures, in tokens."""
+
+    who: str
+    prompt: int
+    computed: int
+
+
+def run(url: str) -> list[Turn]:
+    """The whole session, one request after the other, with the vendor's own client."""
+    found: list[Turn] = []
+    with anthropic.Anthropic(base_url=url, api_key="k", max_retries=0) as client:
+        for who, body, heard in session(TURNS):
+            with client.messages.stream(**body) as stream:
+                answer = stream.get_final_message()
+            usage = answer.usage
+            cached = usage.cache_read_input_tokens or 0
+            found.append(Turn(who, cached + usage.input_tokens, usage.input_tokens))
+            heard("".join(block.text for block in answer.content if block.type == "text"))
+    return found
+
+
+def beyond(turns: list[Turn], who: str = "main") -> list[int]:
+    """Tokens computed beyond those that are new, per request of one conversation but its first."""
+    mine = [turn for turn in turns if turn.who == who]
+    return [
+        turn.computed - (turn.prompt - before.prompt)
+        for before, turn in zip(mine, mine[1:], strict=False)
+    ]
+
+
+def table(name: str, turns: list[Turn]) -> str:
+    """One line of figures."""
+    total, most = sum(turn.computed for turn in turns), max(beyond(turns))
+    prompts = sum(turn.prompt for turn in turns)
+    return f"{name}: computed {total} of {prompts} prompt tokens; beyond new, at most: {most}"
+
+
+def test_main_turns_recompute_nothing(
+    tools_model: Path, engine: EngineFactory, proxy: ProxyFactory
+) -> None:
+    """With two sub-agents and titles on two slots, a main turn computes what is new in it."""
+    with_proxy = run(proxy(engine(tools_model, context=8192)).url)
+    usual: dict[str, Any] = {"similarity": 0.1, "ram_cache": 8192}
+    direct = run(engine(tools_model, context=8192, **usual).url)
+    print(table("through slotkeeper", with_proxy))
+    print(table("direct, two slots, RAM cache on", direct))
+    assert max(beyond(with_proxy)) <= SLACK
+    for helper in ("helper-0-0ed", "helper-1-1ed"):
+        assert max(beyond(with_proxy, helper)) <= SLACK
