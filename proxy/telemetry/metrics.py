@@ -76,23 +76,31 @@ class Where(StrEnum):
     EXPLAIN = "explain"
 
 
+class _Make:
+    """Makes metrics under the common prefix."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"slotkeeper_{name}", text, labels, registry=self._registry)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"slotkeeper_{name}", text, labels, registry=self._registry)
+
+    def seconds(self, name: str, text: str, bounds: tuple[float, ...], *labels: str) -> Histogram:
+        name = f"slotkeeper_{name}_seconds"
+        return Histogram(name, text, labels, registry=self._registry, buckets=bounds)
+
+
 class Metrics:
     """The series, in a registry of their own. Times are seconds, sizes bytes."""
 
     def __init__(self) -> None:
         """All series begin at 0."""
-        self._registry = registry = CollectorRegistry()
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"slotkeeper_{name}", text, labels, registry=registry)
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"slotkeeper_{name}", text, labels, registry=registry)
-
-        def seconds(name: str, text: str, bounds: tuple[float, ...], *labels: str) -> Histogram:
-            name = f"slotkeeper_{name}_seconds"
-            return Histogram(name, text, labels, registry=registry, buckets=bounds)
-
+        self._registry = CollectorRegistry()
+        make = _Make(self._registry)
+        counter, gauge, seconds = make.counter, make.gauge, make.seconds
         # Requests
         self._requests = counter(
             "requests_total", "Requests answered.", "path_class", "reason", "status_class"

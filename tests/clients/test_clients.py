@@ -39,9 +39,15 @@ class Cause:
 CAUSES = (
     Cause(
         "qwen3",
-        ("claude", "copilot", "opencode", "pi"),
+        ("claude", "copilot", "llm", "opencode", "pi", "qwen"),
         "<think>",
         "the template drops reasoning of earlier turns; large prompts hardly feel it",
+    ),
+    Cause(
+        "*",
+        ("qwen",),
+        "git: Status:",
+        "its system text quotes git status anew in every process; the rule git-status is opt-in",
     ),
     Cause(
         "*",
@@ -165,12 +171,12 @@ async def test_prompts_extend(
         for way, step in ((name, step) for name in WAYS for step in found[name]):
             if step.share >= WANTED:
                 continue
-            line = f"{way}, request {step.at}: {100 * step.share:.1f} % {step.quote}"
+            line = f"{way}, request {step.at}: {100 * step.share:.1f} %, "
             cause = _cause(template, client, step)
-            table.append(f"    {line}" + (f" [{cause.why}]" if cause else ""))
+            table.append(f"    {line}" + (cause.why if cause else step.quote))
             if way == "proxy":
                 met.add(cause)
-                bad += [] if cause else [f"{template}, {line}"]
+                bad += [] if cause else [f"{template}, {line}{step.quote}"]
     unmet = {cause for cause in CAUSES if client.name in cause.clients} - met
     assert not bad, "\n".join(bad)
     assert not unmet, unmet

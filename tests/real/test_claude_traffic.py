@@ -30,9 +30,10 @@ class Turn:
 def run(url: str) -> list[Turn]:
     """The whole session, one request after the other, with the vendor's own client."""
     found: list[Turn] = []
-    with anthropic.Anthropic(base_url=url, api_key="k", max_retries=0) as client:
+    with anthropic.Anthropic(base_url=url, api_key="k") as client:
         for who, body, heard in session(TURNS):
-            with client.messages.stream(**body) as stream:
+            known = {name: body.pop(name) for name in ("model", "max_tokens", "messages")}
+            with client.messages.stream(**known, extra_body=body) as stream:
                 answer = stream.get_final_message()
             usage = answer.usage
             cached = usage.cache_read_input_tokens or 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,7 @@ class Trigger:
     """The requests that the report is about.
 
     ``rules``: switches beside the mode ``safe``. ``told``: what the newest message must say in the
-    end. ``append_only``: the client itself changes nothing; others break the prefix for it.
+    end.
     """
 
     row: int
@@ -44,7 +44,6 @@ class Trigger:
     traits: Traits = field(default_factory=Traits)
     api: str = CHAT
     told: Sequence[str] = ()
-    append_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,10 +112,3 @@ def last(made: Result) -> str:
     """The text of the newest message that is sent."""
     content = orjson.loads(made.raw)["messages"][-1]["content"]
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
-
-
-def grown(
-    *messages: Message, build: Callable[[list[Message]], Body], at: Sequence[int]
-) -> list[Turn]:
-    """A conversation as a client sends it that only appends: its first ``n`` messages for each."""
-    return [Turn(build(list(messages[:count]))) for count in at]

@@ -249,7 +249,7 @@ IN_PLACE = [
 @pytest.mark.parametrize(
     "trigger",
     named([
-        Trigger(row, name, turns, api=MESSAGES, client="claude-code", append_only=True)
+        Trigger(row, name, turns, api=MESSAGES, client="claude-code")
         for row, name, turns in IN_PLACE
     ]),
 )  # fmt: skip
@@ -312,7 +312,7 @@ def test_9_what_a_strict_template_gets() -> None:
 def test_the_countdown_is_not_deleted(rule: str) -> None:
     """Skills read it: deleting is for those who ask for it, and then the history grows, too."""
     assert rule not in switched_on("safe", ())
-    trigger = Trigger(11, "", IN_PLACE[2][2], api=MESSAGES, rules=[f"+{rule}"], append_only=True)
+    trigger = Trigger(11, "", IN_PLACE[2][2], api=MESSAGES, rules=[f"+{rule}"])
     made = played(trigger)
     assert all(holds(trigger, made))
     assert all(b"total_tokens" not in one.raw for one in made)
