@@ -2,7 +2,7 @@
 
 ``python -m tests.bench overhead`` first token on a hot slot, proxy against direct against direct
 ``python -m tests.bench forward``  default llama-server flags: equal answers, no foreign canary
-``python -m tests.bench chain``    event-loop time of parse, prefix chain and lookup, 150 kB
+``python -m tests.bench chain``    event-loop time of parse, normalise, chain and lookup, 150 kB
 """
 
 from __future__ import annotations
@@ -22,15 +22,10 @@ from typing import Any
 
 import orjson
 
-from proxy.core.placement import Need
-from proxy.core.queue import Engine as EngineState
-from proxy.core.queue import Kind, Waiting, next_up
-from proxy.core.slots import Slot
-from proxy.dialects import DIALECTS
 from proxy.engine import Engine, EngineOptions, bundled_model
+from tests.bench_hot import measured
 from tests.real.proxies import ProxyProcess, ask
 from tests.real.test_conversations import prose
-from tests.unit.factories import content, costs, snapshot
 
 CHAT = "/v1/chat/completions"
 TOLERANCE = 0.4  # how far the engine itself moves log-probability gaps (DESIGN.md)
@@ -197,26 +192,11 @@ def canaries(url: str, engine: str, n: int) -> dict[str, int]:
 WORD = [f"code{letter}" for letter in "ABCDEFGHIJKLMNOPQRST"]
 
 
-def chain(n: int = 50) -> None:
+def chain() -> None:
     """Event-loop time of what every 150 kB request costs before it is sent."""
-    messages = [{"role": "system", "content": prose(15_000, 1)}]
-    messages += [{"role": "user", "content": prose(300, i)} for i in range(25)]
-    raw = orjson.dumps({"messages": messages, "max_tokens": 1})
-    dialect = DIALECTS[CHAT]
-    tokens = range(40_000)
-    states = tuple((snapshot(tokens[: 1000 * k], f"s{k}"), 1000 * k) for k in range(1, 5))
-    spent = []
-    for _ in range(n):
-        started = time.perf_counter()
-        call = dialect.parse(raw)
-        prompt = dialect.prompt(call, b"namespace")
-        slots = [Slot(0, content=content(prompt, 30_000)), Slot(1), Slot(2), Slot(3)]
-        state = EngineState(slots, 4, permits=0, wide=False, large=False, typical=1.0)
-        waiting = Waiting(Need(prompt, exact=True), Kind.NARROW, 0.0)
-        assert next_up([waiting], state, costs(), 1.0, lambda _: states)
-        dialect.upstream(call, 0)
-        spent.append((time.perf_counter() - started) * 1000)
-    say(f"{len(raw) / 1000:.0f} kB: p50 {percentile(spent, 0.5):.2f} ms, max {max(spent):.2f} ms")
+    for name, size, spent in measured():
+        said = f"p50 {percentile(spent, 0.5):.2f} ms, max {max(spent):.2f} ms"
+        say(f"{name}, {size / 1000:.0f} kB: {said}")
 
 
 def main(names: list[str]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,8 +55,9 @@ class Client:
 
     @property
     def folder(self) -> Path:
-        """Where it is installed."""
-        return CACHE / self.name
+        """Where this very version of it is installed."""
+        version = re.split("==|@", self.package)[-1]
+        return CACHE / f"{self.name}-{version}"
 
     @property
     def command(self) -> Path:
@@ -93,9 +96,11 @@ class Client:
             async with asyncio.timeout(RUN_SECONDS):
                 output, _ = await process.communicate()
         except TimeoutError:
-            os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
             return None, "took too long"
+        finally:
+            with suppress(ProcessLookupError):  # what it left behind in its session ends too
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
         return process.returncode, output.decode(errors="replace")
 
 

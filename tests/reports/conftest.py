@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.integration.conftest import client, fake, proxy, serve, slot_dir
+from tests.integration.conftest import client, fake, log, proxy, serve, slot_dir
 
-__all__ = ["client", "fake", "proxy", "serve", "slot_dir"]
+__all__ = ["client", "fake", "log", "proxy", "serve", "slot_dir"]

@@ -92,7 +92,7 @@ CLOCKS = [
     Trigger(
         30,
         "aaif-goose/goose#2431",
-        daily(GOOSE, *(f"The current date is 2025-04-30 14:31:{s}.\n\n" for s in ("07", "31", "59")),
+        daily(GOOSE, *(f"The current date is 2025-04-30 14:31:{s}.\n\n" for s in (10, 31, 59)),
               rest=RULES),
         client="goose",
         told=["2025-04-30 14:31:59"],
@@ -108,7 +108,8 @@ CLOCKS = [
     Trigger(
         34,
         "openclaw/openclaw#78053",
-        daily(OPENCLAW + RULES, channel(682, "17:41"), channel(684, "17:42"), channel(689, "17:58")),
+        daily(OPENCLAW + RULES,
+              *(channel(682 + n, at) for n, at in ((0, "17:41"), (2, "17:42"), (7, "17:58")))),
         client="openclaw",
         told=['"message_id": "689"', "17:58 CDT"],
     ),
@@ -192,6 +193,14 @@ def called(arguments: str, back: str, *results: str) -> list[Turn]:
     ]
 
 
+def blank(back: Any) -> list[Turn]:
+    """Only space was generated before a tool call; the client sends ``back``."""
+    return [
+        Turn(looped(), assistant("\n\n", LS)),
+        Turn(looped(assistant(back, LS), result("a b", "call_1"))),
+    ]
+
+
 WRITE = '{"path": "src/a.py", "content": "caf\\u00e9",  "append": false, "limit": 10000.0}'
 SORTED = '{"append": false, "content": "café", "limit": 10000, "path": "src/a.py"}'
 COMPACT = '{"path":"src/a.py","content":"café","append":false,"limit":10000}'
@@ -212,6 +221,8 @@ ECHOES = [
     Trigger(40, "ai-dynamo/dynamo#10637", called(WRITE, SORTED, "ok", " ok\n")),
     Trigger(57, "ggml-org/llama.cpp#11970", echoed("\nHere it is. \n\n", "Here it is.")),
     Trigger(57, "abetlen/llama-cpp-python#1369", echoed(" Sure:\n- a\n- b\n", "Sure:\n- a\n- b")),
+    Trigger(57, "blank before a call", blank("")),
+    Trigger(57, "blank, null", blank(None)),
 ]
 
 

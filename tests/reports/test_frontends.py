@@ -28,13 +28,19 @@ def appended(*answers: str) -> list[Turn]:
     """Three questions, the time behind the newest only."""
     history: list[Message] = [system(LLM)]
     turns = []
-    for question, minute, answer in zip(("Hi.", "Why?", "When?"), (31, 32, 47), answers, strict=True):
+    for question, minute, answer in zip(
+        ("Hi.", "Why?", "When?"), (31, 32, 47), answers, strict=True
+    ):
         turns.append(Turn({"messages": [*history, stamped(question, minute)]}, assistant(answer)))
         history += [user(question), assistant(answer)]
     return turns
 
 
-WORDY = "Hello! What would you like to know about the documents in this workspace?", "Because.", "Now."
+WORDY = (
+    "Hello! What would you like to know about the documents in this workspace?",
+    "Because.",
+    "Now.",
+)
 
 
 def at_the_top(minute: int, *history: Message) -> Turn:

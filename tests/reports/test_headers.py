@@ -5,6 +5,7 @@ About proxy.core.normalise.shape and proxy.core.normalise.system; bug-reports se
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -261,7 +262,7 @@ def test_system_messages_keep_their_place(trigger: Trigger, strict: bool) -> Non
     traits = STRICT if strict else Traits(mid_system=True)
     desk = Desk(client=trigger.client, traits=traits)
     made = [arrives(desk, turn.body, MESSAGES) for turn in trigger.turns]
-    assert all(extends(one, other) for one, other in zip(made, made[1:], strict=False))
+    assert all(extends(one, other) for one, other in pairwise(made))
     for turn, one in zip(trigger.turns, made, strict=True):
         assert sent(one)[0] == system(CLAUDE)
         roles = {message["role"] for message in sent(one)[1:]}

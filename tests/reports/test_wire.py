@@ -127,18 +127,32 @@ TASKS = [
 ]
 
 
-async def test_43_open_webui_6677(proxy: Proxy, fake: FakeLlamaServer) -> None:
-    """Title, tags and follow-ups run in another slot; the chat goes on where it was."""
+async def with_tasks(proxy: Proxy, fake: FakeLlamaServer) -> tuple[list[Answer], list[list[int]]]:
+    """Three turns of a chat, each followed by its side requests; and the slots of each turn."""
     history: list[Message] = [user(LONG)]
+    answers, slots = [], []
     for turn in range(3):
-        main = await proxy.ask(CHAT, {"messages": history, "max_tokens": 4})
-        assert turn == 0 or computed(main) < 20
-        slot = asked(fake)[-1]["id_slot"]
-        history += [main.json["choices"][0]["message"], user(f"Question {turn}?")]
+        seen = len(asked(fake))
+        answers.append(await proxy.ask(CHAT, {"messages": history, "max_tokens": 4}))
+        history += [answers[-1].json["choices"][0]["message"], user(f"Question {turn}?")]
         shown = f"<chat_history>\nUSER: {LONG}\n</chat_history>"
         for task in TASKS:
             await proxy.chat(f"### Task:\n{task}\n### Chat History:\n{shown}")
-            assert asked(fake)[-1]["id_slot"] != slot
+        slots.append([one["id_slot"] for one in asked(fake)[seen:]])
+    return answers, slots
+
+
+async def test_43_the_chat_is_not_read_again(proxy: Proxy, fake: FakeLlamaServer) -> None:
+    """Title, tags and follow-ups after each answer: of the chat only what is new is computed."""
+    answers, _ = await with_tasks(proxy, fake)
+    assert computed(answers[0]) > 300
+    assert all(computed(one) < 40 for one in answers[1:])
+
+
+async def test_43_open_webui_6677(proxy: Proxy, fake: FakeLlamaServer) -> None:
+    """They share one slot among them and leave the chat's slot alone."""
+    _, slots = await with_tasks(proxy, fake)
+    assert {main for main, *_ in slots}.isdisjoint({one for _, *side in slots for one in side})
 
 
 async def test_56_ggml_org_llama_cpp_22756(serve: Serve, fake: FakeLlamaServer) -> None:
@@ -154,24 +168,39 @@ async def test_56_ggml_org_llama_cpp_22756(serve: Serve, fake: FakeLlamaServer) 
             await proxy.look()
 
 
-@pytest.mark.parametrize("ram_cache", [False, True])
-async def test_58_ggml_org_llama_cpp_30129(
-    serve: Serve, fake: FakeLlamaServer, ram_cache: bool
-) -> None:
-    """The engine matches tokens only: KV of another adapter scale is not there to be found.
+OFF, ON = ({"lora": [{"id": 0, "scale": scale}]} for scale in (0.0, 1.0))
 
-    Another slot than the one that computed it, or no cache at all for this request.
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param(OFF, ON, id="58 ggml-org/llama.cpp#30129"),
+        pytest.param(ON, OFF, id="58 ggml-org/llama.cpp#26207"),
+        pytest.param(ON, {}, id="58 the default set"),
+    ],
+)
+@pytest.mark.parametrize("ram_cache", [True, False])
+async def test_another_adapter_set(
+    serve: Serve, fake: FakeLlamaServer, ram_cache: bool, one: Any, other: Any
+) -> None:
+    """KV of another adapter set is never answered from: the engine itself looks at tokens only.
+
+    It empties a slot where the request names another set, but takes no notice where it names none
+    (llama-server.md 1.12), and its RAM cache never does: then the request must bring its own care.
     """
     await fake.restart(ram_cache=ram_cache)
     proxy = await serve()
     assert proxy.app.scheduler.mode is (Mode.FORWARD if ram_cache else Mode.EXCLUSIVE)
-    for text, scale in (("same", 0.0), ("other", 0.0), ("same", 1.0)):
-        await proxy.chat(f"{text} {LONG}", lora=[{"id": 0, "scale": scale}])
-    first, _, third = asked(fake)
-    slots = [one.slot for one in fake.seen(CHAT) if one.target == CHAT]
-    own_slot = "id_slot" in third and slots[0] != slots[2]
-    assert third["lora"] != first["lora"]
-    assert third.get("cache_prompt") is False or (own_slot and not ram_cache)
+    fake.requests.clear()
+    for text, fields in (("same", one), ("other", one), ("same", other)):
+        await proxy.chat(f"{text} {LONG}", **fields)
+    assert not fake.seen("restore")
+    first, third = fake.seen(CHAT)[0], fake.seen(CHAT)[-1]
+    assert third.json.get("lora") == other.get("lora")
+    uncached = third.json.get("cache_prompt") is False
+    elsewhere = third.slot != first.slot or fake.requests[-2].target.endswith("action=erase")
+    emptied = "lora" in other or elsewhere
+    assert uncached or (emptied and not ram_cache)
 
 
 @pytest.mark.parametrize("stream", [False, True])

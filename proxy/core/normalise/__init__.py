@@ -126,8 +126,8 @@ def normalise(
     """
     draft = Draft(body, shape.items(body["messages"]), _tools(body))
     _apply(_SHAPE, draft, context)
-    came = [Said(item.value, item.json, key(item.value)) for item in draft.messages]
-    head = head_length(message.value for message in came)
+    head = head_length(item.value for item in draft.messages)
+    came = [book.said(item.value, item.json) for item in draft.messages]
     found = book.find(origin.namespace, came, head, context.client)
     draft.before, draft.known, draft.clock = found.before, found.known, found.clock
     draft.answers = dict(found.answers)

@@ -92,8 +92,10 @@ class Draft:
     ``before`` this request repeats under the ledger's equivalences. ``answers``: by message index,
     what the backend generated there. ``clock``: for a new
     conversation, the leading system messages another one with the same text but for the clock sent
-    first (canonical JSON). ``stale``: pairs of what the frozen prompt says and what holds now.
-    ``notes``: by message index, text to go behind it. ``changes``: what was done so far.
+    first (canonical JSON). ``stale``: pairs of what the frozen
+    system text says and what holds now, ``stale_first``: of the first user message.
+    ``unequal``: places where what is repeated differs still, None: not looked at. ``notes``: by
+    message index, text to go behind it. ``changes``: what was done so far.
     """
 
     body: Mapping[str, Any]
@@ -106,6 +108,8 @@ class Draft:
     answers: dict[int, Answer] = field(default_factory=dict)
     clock: tuple[bytes, ...] = ()
     stale: list[tuple[str, str]] = field(default_factory=list)
+    stale_first: list[tuple[str, str]] = field(default_factory=list)
+    unequal: list[int] | None = None
     notes: dict[int, str] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
 

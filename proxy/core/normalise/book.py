@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 import orjson
 
-from proxy.core.conversation import KEY_BYTES, calls, text_of
+from proxy.core.conversation import KEY_BYTES, calls, key, text_of
 from proxy.core.ledger import Answer, Conversation
 from proxy.core.normalise import clocks
-from proxy.core.normalise.system import stood_still
+from proxy.core.normalise.system import first_user, stood_still
 
 ANCHOR_CHARS = 24  # an assistant's text this long is its conversation's own
+KEY_MEMO_BYTES = 8 << 20
 SIMILAR = 0.5  # share of a system text that has to be equal for it to be the same one, edited
 
 
@@ -63,6 +65,8 @@ class Book:
         self._marks: dict[str, tuple[bytes, ...]] = {}  # per conversation, its keys in _places
         self._places: dict[bytes, dict[str, None]] = {}
         self._sizes: dict[str, int] = {}
+        self._keys: dict[bytes, bytes] = {}  # keys of messages seen lately
+        self._memo_bytes = 0
 
     def __len__(self) -> int:
         """Count conversations."""
@@ -79,6 +83,18 @@ class Book:
     def size(self, conversation: str) -> int:
         """Bytes of one's texts."""
         return self._sizes.get(conversation, 0)
+
+    def said(self, value: Any, json: bytes) -> Said:
+        """A message, parsed and as canonical JSON, with its key; histories are met again."""
+        found = self._keys.get(json)
+        if found is None:
+            found = key(value)
+            self._memo_bytes += len(json)
+            if self._memo_bytes > KEY_MEMO_BYTES:
+                self._keys.clear()
+                self._memo_bytes = len(json)
+            self._keys[json] = found
+        return Said(value, json, found)
 
     def find(self, namespace: bytes, said: Sequence[Said], head: int, client: str) -> Found:
         """The conversation these messages belong to: deepest match, then the most recent."""
@@ -137,8 +153,8 @@ class Book:
     ) -> Iterator[Conversation]:
         """Deepest first, at one depth those with the same system text, then the most recent."""
         places = list(_running(namespace, [message.key for message in said[head:]]))
-        anchors = _anchors(namespace, [(m.value, m.key) for m in reversed(said)]) if spoken else ()
-        for place in (*reversed(places), *anchors):
+        anchors = _anchors(namespace, ((m.value, m.key) for m in reversed(said))) if spoken else ()
+        for place in chain(reversed(places), anchors):
             holders = self._places.get(place)
             if not holders:
                 continue
@@ -200,19 +216,15 @@ def _known(row: Conversation, said: Sequence[Said], head: int, client: str) -> i
     """
     if row.head != head:
         return 0
+    first = first_user(message.value for message in said)
     known = head
     for line, message in zip(row.lines[head:], said[head:], strict=False):
-        if line.key != message.key and not _faded(line.went, message, client):
-            break
+        if line.key != message.key:
+            old = orjson.loads(line.went)
+            if not stood_still(old, message.value, client, first=known == first):
+                break
         known += 1
     return known
-
-
-def _faded(went: bytes, message: Said, client: str) -> bool:
-    if message.role != "user":
-        return False
-    old, new = text_of(orjson.loads(went)), text_of(message.value)
-    return old is not None and new is not None and stood_still(old, new, client)
 
 
 def _answers(
@@ -246,19 +258,19 @@ def _goes_on(row: Conversation, said: Sequence[Said], known: int) -> bool:
 
 def _running(namespace: bytes, keys: Iterable[bytes]) -> Iterator[bytes]:
     last = namespace
-    for key in keys:
-        last = blake2b(last + key, digest_size=KEY_BYTES).digest()
+    for one in keys:
+        last = blake2b(last + one, digest_size=KEY_BYTES).digest()
         yield last
 
 
 def _anchors(namespace: bytes, messages: Iterable[tuple[Any, bytes]]) -> Iterator[bytes]:
     """Marks of assistant messages long enough to be their conversation's own."""
-    for value, key in messages:
+    for value, mark in messages:
         if not isinstance(value, dict) or value.get("role") != "assistant":
             continue
         text = text_of(value)
         if calls(value) or (text is not None and len(text.strip()) >= ANCHOR_CHARS):
-            yield _ANCHOR + namespace + key
+            yield _ANCHOR + namespace + mark
 
 
 def _said_marks(row: Conversation) -> Iterator[bytes]:

@@ -108,10 +108,16 @@ def _twins(draft: Draft) -> Iterator[tuple[int, Item, Any]]:
     before = draft.before
     if before is None:
         return
-    for number, line in enumerate(draft.lines):
-        item = draft.messages[number]
-        if number >= before.head and item.json != line.went:
-            yield number, item, orjson.loads(line.went)
+    if draft.unequal is None:  # no rule makes equal messages differ again
+        draft.unequal = [
+            number
+            for number in range(before.head, draft.known)
+            if draft.messages[number].json != before.lines[number].went
+        ]
+    for number in draft.unequal:
+        item, went = draft.messages[number], before.lines[number].went
+        if item.json != went:
+            yield number, item, orjson.loads(went)
     for number, answer in sorted(draft.answers.items()):
         yield number, draft.messages[number], orjson.loads(answer.message)
 

@@ -47,6 +47,8 @@ def cache_control(draft: Draft, _context: Context) -> None:
             draft.did("cache-control", name)
     for place, items in (("messages", draft.messages), ("tools", draft.tools or ())):
         for number, item in enumerate(items):
+            if b'"cache_control"' not in item.json:
+                continue
             cleaned = _unmarked(item.value)
             if cleaned is not item.value:
                 item.put(cleaned)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -28,10 +29,9 @@ def known_clocks(draft: Draft, context: Context) -> None:
         if text is None or old is None or text == old:
             continue
         pinned = clocks.pinned(text, old, context.client)
-        if pinned != text:
-            draft.stale += (
-                clocks.differences(pinned, text, shared=False, client=context.client) or ()
-            )
+        pairs = clocks.differences(pinned, text, shared=False, client=context.client)
+        if pairs:
+            draft.stale += pairs
             item.put({**item.value, "content": pinned})
             draft.did("known-clocks", f"messages[{number}].content")
 
@@ -56,22 +56,47 @@ def clock(draft: Draft, context: Context) -> None:
 
 def vanished_clock(draft: Draft, context: Context) -> None:
     """A clock the client took out of (or renewed in) an old user message stays as it was sent."""
+    first = first_user(item.value for item in draft.messages)
     for number, line in enumerate(draft.lines):
         item = draft.messages[number]
-        if item.json in (line.came, line.went) or item.value.get("role") != "user":
+        if item.json in (line.came, line.went):
             continue
-        old, text = text_of(orjson.loads(line.went)), text_of(item.value)
-        if old is None or text is None or not stood_still(old, text, context.client):
-            continue
-        draft.stale += clocks.differences(old, text, shared=True, client=context.client) or ()
-        item.put({**item.value, "content": old})
-        draft.did("vanished-clock", f"messages[{number}].content")
+        old = orjson.loads(line.went)
+        if stood_still(old, item.value, context.client, first=number == first):
+            draft.stale_first += _renewed(old, item.value, context.client)
+            item.put({**item.value, "content": old["content"]})
+            draft.did("vanished-clock", f"messages[{number}].content")
 
 
-def stood_still(old: str, new: str, client: str) -> bool:
-    """Whether two texts of one old user message differ in nothing but a clock."""
-    return clocks.vanished(old, new) or bool(
-        clocks.differences(old, new, shared=True, client=client)
+def first_user(messages: Iterable[Any]) -> int:
+    """The place of the first user message, -1 without one."""
+    places = (
+        number
+        for number, message in enumerate(messages)
+        if isinstance(message, dict) and message.get("role") == "user"
+    )
+    return next(places, -1)
+
+
+def stood_still(old: Any, new: Any, client: str, *, first: bool) -> bool:
+    """Whether two forms of one old user message differ in nothing but a clock.
+
+    One that is gone, as a part or a block of its own (QW-1, anything-llm#6399); in the ``first``
+    user message also a known client's, with another value.
+    """
+    if not (isinstance(new, dict) and old.get("role") == new.get("role") == "user"):
+        return False
+    before, now = _texts(old), _texts(new)
+    if not before or not now:
+        return False
+    if len(before) != len(now):
+        kept = [text.strip() for text in before if not clocks.only_clock(text)]
+        return bool(kept) and kept == [text.strip() for text in now if not clocks.only_clock(text)]
+    return all(
+        one.strip() == other.strip()
+        or clocks.vanished(one, other)
+        or (first and bool(_first_differences(one, other, client)))
+        for one, other in zip(before, now, strict=True)
     )
 
 
@@ -106,7 +131,9 @@ def tail_note(draft: Draft, _context: Context) -> None:
             told = line.note
     if target is None:
         return
-    text = clocks.note(draft.stale) or (AGAIN if told not in ("", AGAIN) else "")
+    text = clocks.note(draft.stale) + clocks.note(draft.stale_first, where="the first message")
+    if not text and told not in ("", AGAIN):
+        text = AGAIN
     in_loop = draft.messages[target].value.get("role") == "tool"
     if text in ("", told) or (in_loop and clocks.coarse(text) == clocks.coarse(told)):
         return
@@ -191,6 +218,30 @@ def _frozen(draft: Draft) -> list[tuple[int, Any]]:
         for number, first in enumerate(firsts)
         if draft.messages[number].json != first
     ]
+
+
+def _texts(message: Any) -> list[str]:
+    """A message's texts, part by part; none when a part is no text."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return [content]
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    found = [text for text in texts if isinstance(text, str)]
+    return found if len(found) == len(parts) else []
+
+
+def _first_differences(old: str, new: str, client: str) -> list[tuple[str, str]] | None:
+    return clocks.differences(old, new, shared=True, client=client, place="first-user")
+
+
+def _renewed(old: Any, new: Any, client: str) -> list[tuple[str, str]]:
+    """What a first message's frozen clocks say, and what holds now."""
+    before, now = _texts(old), _texts(new)
+    if len(before) != len(now):
+        return []
+    pairs = (_first_differences(a, b, client) for a, b in zip(before, now, strict=True))
+    return [pair for found in pairs for pair in found or ()]
 
 
 def _target(draft: Draft) -> int | None:
