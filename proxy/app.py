@@ -232,6 +232,7 @@ class App:
         for row in reversed(rows):
             for gone in self._book.keep(row):
                 self._written.gone(gone)
+        self.metrics.conversations.set(len(self._book))
         log.info("ledger.opened", conversations=len(self._book), dropped=self.ledger.dropped)
 
     async def stop(self) -> None:

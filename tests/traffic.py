@@ -62,7 +62,8 @@ class Agent:
             part = {"type": "text", "text": last["content"], "cache_control": MARK}
             last["content"] = [part]
         else:
-            last["content"] = [*last["content"][:-1], {**last["content"][-1], "cache_control": MARK}]
+            *others, newest = last["content"]
+            last["content"] = [*others, {**newest, "cache_control": MARK}]
         billing = f"x-anthropic-billing-header: cc_version=2.1.332.{self.name[-3:]}; "
         billing += f"cc_entrypoint=cli; cch={self.stamp():05x};"
         return {
@@ -113,9 +114,7 @@ def session(turns: int) -> Iterator[tuple[str, Body, Callable[[str], None]]]:
     stamps = count(0xAB120)
     environment = "# Environment\nWorking directory: /home/u/p\n" + WORDS * 12
     main = Agent("claude-main-5b4", ("Read", "Bash", "Edit", "Grep"), lambda: next(stamps), 6000)
-    helpers = [
-        Agent(f"helper-{n}-{n}ed", ("Read", "Grep"), lambda: next(stamps)) for n in range(2)
-    ]
+    helpers = [Agent(f"helper-{n}-{n}ed", ("Read", "Grep"), lambda: next(stamps)) for n in range(2)]
     for turn in range(turns):
         main.user(f"Turn {turn}: look at file number {turn}, please.")
         if turn == 0:

@@ -140,6 +140,7 @@ def rendered_difference(before: str, now: str, traits: Traits | None = None) -> 
 def lost(
     *,
     new: bool = False,
+    rolled_over: bool = False,
     forward: bool = False,
     restarted: bool = False,
     displaced: bool = False,
@@ -148,13 +149,16 @@ def lost(
 ) -> Why:
     """What happened to the slot, when nothing in the prompt differs.
 
-    ``new``: the conversation has no earlier request. ``forward``: the backend chooses its slots.
-    ``restarted``: since the last request. ``displaced``: another conversation ran in the slot.
-    ``evicted``: a snapshot of this one was removed since. ``missing``: how many tokens of the last
-    prompt were not reused.
+    ``new``: the conversation has no earlier request. ``rolled_over``: the template writes the date
+    by itself, and it is another one since the last request. ``forward``: the backend chooses its
+    slots. ``restarted``: since the last request. ``displaced``: another conversation ran in the
+    slot. ``evicted``: a snapshot of this one was removed since. ``missing``: how many tokens of the
+    last prompt were not reused.
     """
     if new:
         return _why(Cold.NEW, "a new conversation")
+    if rolled_over:
+        return _why(Cold.DATE, "the template's date rolled over")
     if missing is not None and 0 < missing <= _FEW_TOKENS:
         sentence = "the end of the last prompt was split into other tokens"
         return Why(Cold.TEMPLATE, sentence, advice=_RETOKENISED)

@@ -26,6 +26,8 @@ BYTES_PER_TOKEN = 4.0  # a first guess of text per token, only until somebody co
 LARGE_SECONDS = 2.0  # a prefill longer than this has the engine to itself
 HOT_SECONDS = 0.5  # the most a look-up that was left out may cost
 AGEING = 0.3  # eta: seconds of cost forgiven per second queued (routing.md: 0.1 to 0.5)
+SIDE_REUSE = 0.1  # of that chance, for what a side request left behind
+SIDE_SECONDS = 2.0  # how long a side request stands back behind one of a conversation
 REUSE_FLOOR, REUSE_PEAK, REUSE_SCALE = 0.1, 0.4, 300.0  # P(reuse), routing.md simulation
 
 
@@ -141,7 +143,7 @@ def displaced(
         return False, 0.0, 0.0
     recompute = costs.prefill(kept, content.n_tokens)
     size = costs.size(content.n_tokens)
-    chance = reuse(now - content.used)
+    chance = reuse(now - content.used) * (SIDE_REUSE if content.prompt.side else 1.0)
     save_first = content.storable and worth_saving(
         content.n_tokens, max(content.n_saved, kept), costs
     )

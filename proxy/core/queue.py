@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
-from proxy.core.placement import AGEING, LARGE_SECONDS, Need, Option, hot, options
+from proxy.core.placement import AGEING, LARGE_SECONDS, SIDE_SECONDS, Need, Option, hot, options
 from proxy.core.records import Reason
 from proxy.core.slots import Content, Slot, SlotState
 
@@ -87,6 +87,7 @@ def next_up(
         grant = startable(waiting, engine, costs, now, matches)
         if grant is not None:
             cost = grant.option.cost - AGEING * (now - waiting.queued)
+            cost += SIDE_SECONDS if waiting.need.prompt.side else 0.0
             if best is None or cost < best[0]:
                 best = (cost, waiting, grant)
         if waiting.kind is Kind.WIDE:

@@ -46,6 +46,8 @@ class Prompt:
     segment i, ``size`` of all. The chain is the fast hint. ``tokens`` is the rendered prompt as
     the backend will see it, present once somebody had to know exactly. ``conversation``: the id of
     the one it belongs to, ``""`` for none; only what "forget this conversation" goes by.
+    ``adapters``: the LoRA set it was or will be computed with, as the request names it. ``side``:
+    a client's request beside the conversation, likely never to be continued.
     """
 
     seed: bytes
@@ -54,6 +56,8 @@ class Prompt:
     size: int
     tokens: array[int] | None = None
     conversation: str = ""
+    adapters: bytes = b"null"
+    side: bool = False
 
 
 @dataclass(frozen=True, slots=True)

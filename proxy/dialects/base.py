@@ -113,8 +113,11 @@ class Dialect(Protocol):
     def prompt(self, call: Call, namespace: bytes) -> Prompt:
         """The prefix chain: the fast hint, from bytes alone."""
 
-    def upstream(self, call: Call, slot: int | None) -> bytes:
-        """The body to send: the client's bytes with the few injected fields spliced in."""
+    def upstream(self, call: Call, slot: int | None, *, fresh: bool = False) -> bytes:
+        """The body to send: the client's bytes with the few injected fields spliced in.
+
+        ``fresh``: with ``cache_prompt: false``, whatever the client said.
+        """
 
     def filter(self, call: Call, ping_id: str = "", created: int = 0) -> EventFilter:
         """For clients that stream.

@@ -71,14 +71,26 @@ def call(raw: bytes, body: dict[str, Any], *, several: bool, streamable: bool, k
     )
 
 
+def adapters(call: Call) -> bytes:
+    """The LoRA set the request names, canonical; the server's own where it names none."""
+    return orjson.dumps(call.body.get("lora"), option=orjson.OPT_SORT_KEYS)
+
+
 def prompt_seed(call: Call, namespace: bytes) -> bytes:
     """What must be equal before two prompts may share KV: API key and LoRA set."""
-    return seed(namespace, orjson.dumps(call.body.get("lora"), option=orjson.OPT_SORT_KEYS))
+    return seed(namespace, adapters(call))
 
 
-def upstream(call: Call, slot: int | None, *, usage: bool = False) -> bytes:
-    """The client's bytes with what the proxy adds; ``usage``: ask for it when re-assembling."""
+def upstream(call: Call, slot: int | None, *, fresh: bool = False, usage: bool = False) -> bytes:
+    """The client's bytes with what the proxy adds.
+
+    ``fresh``: nothing the backend holds may be reused. ``usage``: ask for it when re-assembling.
+    """
     fields: dict[str, Any] = {}
+    if fresh:
+        fields["cache_prompt"] = False
+    elif call.body.get("cache_prompt") is None:
+        fields["cache_prompt"] = True  # builds before b4170 reuse nothing unasked (continue#2845)
     if slot is not None:
         fields["id_slot"] = slot
         if "n_cache_reuse" not in call.body:

@@ -30,11 +30,11 @@ class Infill:
         seed = bodies.prompt_seed(call, namespace)
         data = b"".join(orjson.dumps(call.body.get(part)) for part in _PARTS)
         chain, ends = text_chain(seed, data)
-        return Prompt(seed, chain, ends, len(data))
+        return Prompt(seed, chain, ends, len(data), adapters=bodies.adapters(call))
 
-    def upstream(self, call: Call, slot: int | None) -> bytes:
+    def upstream(self, call: Call, slot: int | None, *, fresh: bool = False) -> bytes:
         """See ``Dialect``."""
-        return bodies.upstream(call, slot)
+        return bodies.upstream(call, slot, fresh=fresh)
 
     def filter(self, call: Call, ping_id: str = "", created: int = 0) -> EventFilter:
         """See ``Dialect``."""

@@ -50,11 +50,11 @@ class OpenAIChat:
         head = orjson.dumps([body.get(name) for name in _TEMPLATE])
         seed = bodies.prompt_seed(call, namespace)
         chain, ends = segment_chain(seed, [head, *segments(body["messages"])])
-        return Prompt(seed, chain, ends, ends[-1])
+        return Prompt(seed, chain, ends, ends[-1], adapters=bodies.adapters(call))
 
-    def upstream(self, call: Call, slot: int | None) -> bytes:
+    def upstream(self, call: Call, slot: int | None, *, fresh: bool = False) -> bytes:
         """See ``Dialect``."""
-        return bodies.upstream(call, slot, usage=True)
+        return bodies.upstream(call, slot, fresh=fresh, usage=True)
 
     def filter(self, call: Call, ping_id: str = "", created: int = 0) -> EventFilter:
         """See ``Dialect``."""
@@ -89,7 +89,7 @@ def generated(payloads: Sequence[bytes]) -> bytes | None:
                 answer.feed(data)
             whole = answer.answer()
         message = orjson.loads(whole)["choices"][0]["message"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         return None
     return orjson.dumps(message) if isinstance(message, dict) else None
 

@@ -47,11 +47,12 @@ class TextDialect:
         else:
             data = orjson.dumps(call.body["prompt"])
         chain, ends = text_chain(seed, data)
-        return Prompt(seed, chain, ends, len(data), source if kind == "tokens" else None)
+        tokens = source if kind == "tokens" else None
+        return Prompt(seed, chain, ends, len(data), tokens, adapters=bodies.adapters(call))
 
-    def upstream(self, call: Call, slot: int | None) -> bytes:
+    def upstream(self, call: Call, slot: int | None, *, fresh: bool = False) -> bytes:
         """See ``Dialect``."""
-        return bodies.upstream(call, slot)
+        return bodies.upstream(call, slot, fresh=fresh)
 
     def filter(self, call: Call, ping_id: str = "", created: int = 0) -> EventFilter:
         """See ``Dialect``."""

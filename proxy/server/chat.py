@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 import orjson
 from aiohttp import web
 
+from proxy.core.adapters import Adapters
+from proxy.core.normalise.clients import Side
 from proxy.core.placement import Need
 from proxy.core.records import Prompt
 from proxy.dialects import DIALECTS
@@ -72,6 +74,7 @@ class Chat:
         self._passthrough = passthrough
         self._recorder = recorder
         self._ping_interval = ping_interval
+        self._adapters = Adapters()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve one request; the story of the product."""
@@ -93,7 +96,11 @@ class Chat:
                 exchange.lease = lease
                 lease.tainted = not call.store and call.cache
                 lease.storable = call.store and NO_STORE not in request.headers
-                return await self._send(exchange, lease)
+                try:
+                    return await self._send(exchange, lease)
+                finally:
+                    if exchange.turn and self._normaliser.forgotten(exchange.turn):
+                        lease.storable = False
         except SlotkeeperError as error:
             exchange.status = error.status
             if not exchange.client.begun:
@@ -127,7 +134,8 @@ class Chat:
         except Exception as error:  # noqa: BLE001 - rule 10
             self._recorder.fault(error)
             prompt = Prompt(seed=namespace, chain=(), ends=(), size=len(call.raw))
-        return replace(prompt, conversation=row.id) if row else prompt
+        side = exchange.turn is not None and exchange.turn.side is not Side.MAIN
+        return replace(prompt, conversation=row.id if row else "", side=side)
 
     def _done(self, exchange: Exchange) -> None:
         """Whatever became of it: remembered, written down, and explained if it was cold."""
@@ -160,7 +168,7 @@ class Chat:
     async def _send(self, exchange: Exchange, lease: Lease) -> web.StreamResponse:
         """Send the request into its slot and relay the answer in the form the client asked for."""
         request = exchange.request
-        body = exchange.dialect.upstream(exchange.call, lease.slot)
+        body = exchange.dialect.upstream(exchange.call, lease.slot, fresh=self._doubtful(lease))
         headers = keys.upstream(request, OURS)
         headers.append(("Content-Type", "application/json"))
         target = exchange.call.path or request.raw_path
@@ -172,6 +180,10 @@ class Chat:
         except BackendUnreachableError:
             self._scheduler.lost()
             raise
+
+    def _doubtful(self, lease: Lease) -> bool:
+        held = None if lease.slot is None else self._scheduler.table[lease.slot].content
+        return self._adapters.doubtful(lease.prompt.adapters, held)
 
     async def _relay(
         self, exchange: Exchange, lease: Lease, upstream: Upstream

@@ -7,17 +7,20 @@ both are rendered once more, to see what the template made of them; then it was 
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from proxy.core.explain import Why, first_difference, lost, rendered_difference
-from proxy.core.records import Mode
+from proxy.core.records import Mode, Reason
 from proxy.effects import Tasks
 from proxy.telemetry.metrics import Where
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from datetime import date
     from typing import Any
 
     from proxy.core.ledger import Conversation
@@ -79,6 +82,8 @@ class Explainer:
             return None
         if lease is None or lease.cache_n is None or lease.prompt_n is None:
             return None
+        if not exchange.call.cache:  # the client wanted nothing reused
+            return None
         missing = min(before.prompt_n, lease.prompt_n) - lease.cache_n
         if missing <= TAIL_TOKENS:
             return None
@@ -88,14 +93,20 @@ class Explainer:
             self._fault(error)
             return None
         if why is None:
-            look = self._look_closer(exchange.request_id, before, turn.row, missing)
+            chosen = lease.reason in (Reason.PINNED, Reason.WIDE)  # not where it would have been
+            slot = partial(self._slot, before, turn.row, missing, chosen=chosen)
+            look = self._look_closer(exchange.request_id, before, turn.row, slot)
             self._tasks.spawn(look, "explain")
         else:
             self._metrics.cold(why.cause)
         return why
 
     async def _look_closer(
-        self, request_id: str, before: Conversation, now: Conversation, missing: int
+        self,
+        request_id: str,
+        before: Conversation,
+        now: Conversation,
+        slot: Callable[[], Why],
     ) -> None:
         try:
             old, new = [
@@ -105,21 +116,33 @@ class Explainer:
         except Exception as error:  # noqa: BLE001 - what the template does remains unknown
             self._fault(error)
             why = None
-        why = why or self._slot(before, missing)
+        why = why or slot()
         self._metrics.cold(why.cause)
         self._history.explain(request_id, asdict(why))
         log.info("cold", request_id=request_id, conversation=now.id, cause=str(why.cause))
 
-    def _slot(self, before: Conversation, missing: int) -> Why:
+    def _slot(self, before: Conversation, now: Conversation, missing: int, *, chosen: bool) -> Why:
+        """``chosen``: the client said where to run, or took every slot."""
         restarted = self._served.restarted > before.used
         driven = self._scheduler.mode is Mode.EXCLUSIVE
         return lost(
+            rolled_over=self._rolled_over(before, now),
             forward=not driven,
             restarted=restarted,
-            displaced=driven and not restarted,
+            displaced=driven and not restarted and not chosen,
             missing=missing,
         )
+
+    def _rolled_over(self, before: Conversation, now: Conversation) -> bool:
+        """The template writes the day by itself, and it was another one."""
+        if not self._served.traits.writes_date or b'"date_string"' in now.settings:
+            return False
+        return _day(before.used) != _day(now.used)
 
     def _fault(self, error: Exception) -> None:
         self._metrics.fault(Where.EXPLAIN)
         log.warning("explain.fault", error=type(error).__name__)
+
+
+def _day(at: float) -> date:
+    return datetime.fromtimestamp(at).astimezone().date()

@@ -15,7 +15,15 @@ import structlog
 
 from proxy.core.conversation import KEY_BYTES, text_of
 from proxy.core.ledger import Conversation
-from proxy.core.normalise import ANSWERS, RuleFault, answered, clients, normalise, resent
+from proxy.core.normalise import (
+    ANSWERS,
+    Result,
+    RuleFault,
+    answered,
+    clients,
+    normalise,
+    resent,
+)
 from proxy.core.normalise.base import Change, Context
 from proxy.core.normalise.clients import Side
 from proxy.telemetry.metrics import RuleOutcome, Where
@@ -65,7 +73,7 @@ class Turn:
     """One request and its conversation. ``row`` None: not known (a fault, or switched off).
 
     ``before``: the conversation as it was, None for a new one. ``changes``: what was done, or in
-    shadow mode would have been.
+    shadow mode would have been. ``kept``: ``row`` was put into the book.
     """
 
     call: Call
@@ -75,6 +83,7 @@ class Turn:
     before: Conversation | None = None
     changes: tuple[Change, ...] = ()
     shadow: bool = False
+    kept: bool = False
     original: Call = field(init=False)
 
     def __post_init__(self) -> None:
@@ -138,12 +147,16 @@ class Normaliser:
         except Exception as error:  # noqa: BLE001 - rule 10
             self._fault(error)
         if keep and turn.row is not None:
-            self._keep(turn.row)
+            turn.kept = self._keep(turn.row)
         return turn
+
+    def forgotten(self, turn: Turn) -> bool:
+        """Its conversation was dropped while it ran."""
+        return turn.kept and turn.row is not None and self._book.get(turn.row.id) is None
 
     def answered(self, turn: Turn, message: bytes | None, prompt_n: int | None) -> None:
         """The answer ran to its end: ``message`` is what the backend generated, as JSON."""
-        row = self._book.get(turn.row.id) if turn.row is not None else None
+        row = self._book.get(turn.row.id) if turn.row is not None and turn.kept else None
         if row is None or turn.row is None or message is None:
             return
         try:
@@ -157,10 +170,11 @@ class Normaliser:
     def refused(self, turn: Turn) -> Call:
         """The backend refused what was made of the request: the original, to be tried instead."""
         self._fault(ValueError())
-        if turn.row is not None and self._book.get(turn.row.id) is not None:
+        if turn.row is not None:
             lines = tuple(replace(line, went=line.came, note="") for line in turn.row.lines)
             turn.row = replace(turn.row, lines=lines)
-            self._keep(turn.row)
+            if turn.kept and not self.forgotten(turn):
+                self._keep(turn.row)
         turn.changes, turn.call = (), turn.original
         return turn.original
 
@@ -181,34 +195,39 @@ class Normaliser:
         return found
 
     def _normalise(self, turn: Turn, origin: Conversation, on: frozenset[str]) -> None:
-        call = turn.call
         try:
-            result = normalise(
-                call.raw, call.body, self._book, self._context(turn.client, on), origin
-            )
+            result = self._made(turn, origin, on)
         except RuleFault as fault:
             self._metrics.rule(fault.rule, RuleOutcome.FAULT)
             self._fault(fault.__cause__ or fault, rule=fault.rule)
-            on = frozenset()
-            result = normalise(
-                call.raw, call.body, self._book, self._context(turn.client, on), origin
-            )
-        turn.row, turn.before, turn.changes = result.after, result.before, result.changes
-        turn.shadow = self._shadow and bool(result.changes)
+            result = self._made(turn, origin, frozenset())
+        turn.changes, turn.shadow = result.changes, self._shadow and bool(result.changes)
         for rule in turn.rules:
             self._metrics.rule(rule, RuleOutcome.SHADOW if turn.shadow else RuleOutcome.APPLIED)
-        if not turn.shadow:
-            turn.call = replace(call, raw=result.raw, body=result.body)
+        if turn.shadow:  # the ledger has what is sent
+            result = self._made(turn, origin, frozenset())
+        turn.row, turn.before = result.after, result.before
+        turn.call = replace(turn.call, raw=result.raw, body=result.body)
+
+    def _made(self, turn: Turn, origin: Conversation, on: frozenset[str]) -> Result:
+        call, context = turn.call, self._context(turn.client, on)
+        return normalise(call.raw, call.body, self._book, context, origin)
 
     def _context(self, client: str, on: frozenset[str]) -> Context:
         today = datetime.fromtimestamp(self._clock()).astimezone().strftime("%d %b %Y")
         return Context(on, client, self._served.traits, today)
 
-    def _keep(self, row: Conversation) -> None:
-        for gone in self._book.keep(row):
-            self._ledger.gone(gone)
-        self._ledger.changed(row)
+    def _keep(self, row: Conversation) -> bool:
+        """False when that failed."""
+        try:
+            for gone in self._book.keep(row):
+                self._ledger.gone(gone)
+            self._ledger.changed(row)
+        except Exception as error:  # noqa: BLE001 - rule 10
+            self._fault(error)
+            return False
         self._metrics.conversations.set(len(self._book))
+        return True
 
     def _fault(self, error: BaseException, *, rule: str = "") -> None:
         self._metrics.fault(Where.NORMALISE)

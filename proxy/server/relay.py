@@ -57,6 +57,7 @@ class Client:
                 response = self._response = web.StreamResponse(status=OK)
                 response.headers.extend(self.headers)
                 response.headers["X-Accel-Buffering"] = "no"
+                response.headers.setdefault("Cache-Control", "no-cache")
                 response.headers["X-Slotkeeper"] = self._note()
                 await response.prepare(self._request)
             if data:

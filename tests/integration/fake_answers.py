@@ -10,7 +10,10 @@ MODEL = "fake-model"
 
 @dataclass
 class Answer:
-    """One completion while it is made. ``kind``: chat, text (/v1/completions) or native."""
+    """One completion while it is made. ``kind``: chat, text (/v1/completions) or native.
+
+    ``extra``: what a chat message has beside its text: ``reasoning_content``, ``tool_calls``.
+    """
 
     kind: str
     index: int
@@ -22,6 +25,7 @@ class Answer:
     usage: bool
     words: list[str] = field(default_factory=list)
     processed: int = 0
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def progress(self) -> dict[str, Any]:
         """The event before computing begins, and after each batch."""
@@ -32,7 +36,16 @@ class Answer:
 
     def opening(self) -> list[dict[str, Any]]:
         """Chat begins with a role."""
-        return [self._openai({"role": "assistant", "content": None})] if self.kind == "chat" else []
+        if self.kind != "chat":
+            return []
+        role = self._openai({"role": "assistant", "content": None})
+        thought = {name: self.extra[name] for name in ("reasoning_content",) if name in self.extra}
+        return [role, self._openai(thought)] if thought else [role]
+
+    def asked(self) -> list[dict[str, Any]]:
+        """Tool calls come after the text."""
+        calls = self.extra.get("tool_calls", ())
+        return [self._openai({"tool_calls": [{"index": i, **c}]}) for i, c in enumerate(calls)]
 
     def token(self, word: str) -> dict[str, Any]:
         """One word."""
@@ -73,7 +86,7 @@ class Answer:
             }
         choice: dict[str, Any] = {"finish_reason": self._finish(), "index": self.index}
         if self.kind == "chat":
-            choice["message"] = {"role": "assistant", "content": text}
+            choice["message"] = {"role": "assistant", "content": text, **self.extra}
         else:
             choice |= {"text": text, "logprobs": None}
         return {
@@ -94,6 +107,8 @@ class Answer:
         }
 
     def _finish(self) -> str:
+        if "tool_calls" in self.extra:
+            return "tool_calls"
         return "length" if self.limited else "stop"
 
     def _usage(self) -> dict[str, Any]:

@@ -49,7 +49,8 @@ class FakeLlamaServer:
         self.go.set()
         self.faults: list[Fault] = []
         self.requests: list[Seen] = []
-        self.script: Callable[[Any], list[str]] | None = None
+        self.script: Callable[[Any], list[str] | dict[str, Any]] | None = None  # words or a message
+        self.date = ""  # the template writes it at the prompt's head
         self.port = 0
         self._settings = engine
         self._changed = asyncio.Event()
@@ -220,9 +221,9 @@ class FakeLlamaServer:
         if path == "/tokenize":
             return as_json({"tokens": fake_engine.tokenize(body["content"])})
         if path == "/apply-template":
-            return as_json({"prompt": fake_engine.render(body)})
+            return as_json({"prompt": self._render(body)})
         if path == "/chat/completions/input_tokens":
-            n = len(fake_engine.tokenize(fake_engine.render(body)))
+            n = len(fake_engine.tokenize(self._render(body)))
             return as_json({"input_tokens": n, "object": "response.input_tokens"})
         if path == "/chat/completions":
             if "messages" not in body:
@@ -307,7 +308,7 @@ class FakeLlamaServer:
         self, request: web.Request, body: dict[str, Any], kind: str
     ) -> web.StreamResponse:
         if kind == "chat":
-            prompts = [fake_engine.tokenize(fake_engine.render(body))]
+            prompts = [fake_engine.tokenize(self._render(body))]
         else:
             prompts = prompts_of(body, fake_engine.tokenize)
         if any(len(prompt) >= self.engine.n_ctx for prompt in prompts):
@@ -382,8 +383,11 @@ class FakeLlamaServer:
                 yield answer, [answer.progress()] if progress else []
             if int(body.get("n", 1)) > 1:
                 self._overwrite_idle_slots()
-            words = self.script(body) if self.script else self.engine.answer(prompt, 8)
-            words = words if limit is None else self._fit(words, prompt, max(1, limit))
+            said = self.script(body) if self.script else self.engine.answer(prompt, 8)
+            if isinstance(said, dict):
+                answer.extra = {k: v for k, v in said.items() if k not in ("role", "content")}
+                said = [said["content"]]
+            words = said if limit is None else self._fit(said, prompt, max(1, limit))
             opening = answer.opening()
             for word in words:
                 await self._step()
@@ -391,7 +395,11 @@ class FakeLlamaServer:
                     slot.tokens = [*slot.tokens, *fake_engine.tokenize(answer.words[-1])]
                 yield answer, [*opening, answer.token(word)]
                 opening = []
-            yield answer, answer.closing()
+            yield answer, [*answer.asked(), *answer.closing()]
+
+    def _render(self, body: dict[str, Any]) -> str:
+        today = f"Today is {self.date}\n" if self.date else ""
+        return today + fake_engine.render(body)
 
     def _fit(self, words: list[str], prompt: list[int], limit: int) -> list[str]:
         if self.script is None:

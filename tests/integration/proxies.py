@@ -26,7 +26,10 @@ LONG = " ".join(f"word{i}" for i in range(300))
 
 
 def settings(url: str, slot_dir: Path | None, **changes: Any) -> Config:
-    """A configuration for tests; ``changes`` by name, whatever their section."""
+    """A configuration for tests; ``changes`` by name, whatever their section.
+
+    Those of ``[normalise]``, which shares names with others, as ``normalise={...}``.
+    """
     given = {
         "url": url,
         "slot_save_path": str(slot_dir or ""),
@@ -38,12 +41,11 @@ def settings(url: str, slot_dir: Path | None, **changes: Any) -> Config:
         **changes,
     }
     sections: dict[str, type[BaseModel]] = {"server": Server, "backend": Backend, "cache": Cache}
-    return Config.model_validate(
-        {
-            name: {key: value for key, value in given.items() if key in model.model_fields}
-            for name, model in sections.items()
-        }
-    )
+    found = {
+        name: {key: value for key, value in given.items() if key in model.model_fields}
+        for name, model in sections.items()
+    }
+    return Config.model_validate({**found, "normalise": given.get("normalise", {})})
 
 
 @dataclass
@@ -149,9 +151,19 @@ class Proxy:
         self.app._tasks.clear()
         assert self.app._runner is not None
         await self.app._runner.cleanup()
+        await self._lose_unwritten()
         await self.app.backend.close()
         if self.app.store is not None:
             await self.app.store.close()
+
+    async def _lose_unwritten(self) -> None:
+        """What waits to be written to the ledger never is."""
+        writer = self.app._written
+        if writer is not None:
+            writer._changed.clear()
+            writer._gone.clear()
+            await writer.close()
+        await self.app.ledger.close()
 
 
 async def whole(answer: aiohttp.ClientResponse) -> Answer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import orjson
@@ -17,7 +17,7 @@ import orjson
 from proxy.core.conversation import KEY_BYTES, calls, key, text_of
 from proxy.core.ledger import Answer, Conversation
 from proxy.core.normalise import clocks
-from proxy.core.normalise.system import first_user, stood_still
+from proxy.core.normalise.system import first_user, reminder_left, stood_still
 
 ANCHOR_CHARS = 24  # an assistant's text this long is its conversation's own
 KEY_MEMO_BYTES = 8 << 20
@@ -99,9 +99,9 @@ class Book:
     def find(self, namespace: bytes, said: Sequence[Said], head: int, client: str) -> Found:
         """The conversation these messages belong to: deepest match, then the most recent."""
         spoken = any(message.role == "assistant" for message in said)
-        for row in self._candidates(namespace, said, head, spoken=spoken):
+        for row, certain in self._candidates(namespace, said, head, spoken=spoken):
             known = _known(row, said, head, client)
-            if spoken or known == len(said) == len(row.lines):
+            if (certain or known > head) if spoken else known == len(said) == len(row.lines):
                 answers = _answers(row, said, known, head)
                 return Found(row, known, answers, _goes_on(row, said, known))
         return Found(clock=self._clock(namespace, said[:head], client) if head else ())
@@ -150,18 +150,21 @@ class Book:
 
     def _candidates(
         self, namespace: bytes, said: Sequence[Said], head: int, *, spoken: bool
-    ) -> Iterator[Conversation]:
-        """Deepest first, at one depth those with the same system text, then the most recent."""
+    ) -> Iterator[tuple[Conversation, bool]]:
+        """Deepest first, at one depth those with the same system text, then the most recent.
+
+        Beside each: whether what was found can only be this conversation's.
+        """
         places = list(_running(namespace, [message.key for message in said[head:]]))
         anchors = _anchors(namespace, ((m.value, m.key) for m in reversed(said))) if spoken else ()
-        for place in chain(reversed(places), anchors):
+        for place, certain in chain(zip(reversed(places), repeat(True)), anchors):
             holders = self._places.get(place)
             if not holders:
                 continue
             rows = [self._rows[holder] for holder in reversed(holders)]  # the most recent first
             ranked = [(_same_head(row, said, head), row) for row in rows]
-            yield from (row for same, row in ranked if same == _EQUAL)
-            yield from (row for same, row in ranked if same == _ALIKE)
+            yield from ((row, certain) for same, row in ranked if same == _EQUAL)
+            yield from ((row, certain) for same, row in ranked if same == _ALIKE)
 
     def _clock(self, namespace: bytes, said: Sequence[Said], client: str) -> tuple[bytes, ...]:
         mark = _clock_mark(namespace, [message.value for message in said], client)
@@ -221,7 +224,8 @@ def _known(row: Conversation, said: Sequence[Said], head: int, client: str) -> i
     for line, message in zip(row.lines[head:], said[head:], strict=False):
         if line.key != message.key:
             old = orjson.loads(line.went)
-            if not stood_still(old, message.value, client, first=known == first):
+            same = stood_still(old, message.value, client, first=known == first)
+            if not same and not reminder_left(old, message.value):
                 break
         known += 1
     return known
@@ -263,14 +267,14 @@ def _running(namespace: bytes, keys: Iterable[bytes]) -> Iterator[bytes]:
         yield last
 
 
-def _anchors(namespace: bytes, messages: Iterable[tuple[Any, bytes]]) -> Iterator[bytes]:
-    """Marks of assistant messages long enough to be their conversation's own."""
+def _anchors(
+    namespace: bytes, messages: Iterable[tuple[Any, bytes]]
+) -> Iterator[tuple[bytes, bool]]:
+    """Marks of assistant messages, and whether each is long enough to be its conversation's own."""
     for value, mark in messages:
-        if not isinstance(value, dict) or value.get("role") != "assistant":
-            continue
-        text = text_of(value)
-        if calls(value) or (text is not None and len(text.strip()) >= ANCHOR_CHARS):
-            yield _ANCHOR + namespace + mark
+        if isinstance(value, dict) and value.get("role") == "assistant":
+            text = text_of(value) or ""
+            yield _ANCHOR + namespace + mark, bool(calls(value)) or len(text) >= ANCHOR_CHARS
 
 
 def _said_marks(row: Conversation) -> Iterator[bytes]:
@@ -283,7 +287,7 @@ def _said_marks(row: Conversation) -> Iterator[bytes]:
         if 0 <= at < len(places):
             yield from _running(places[at], [answer.key])
     made = ((orjson.loads(answer.message), answer.key) for answer in row.answers)
-    yield from _anchors(row.namespace, made)
+    yield from (mark for mark, _ in _anchors(row.namespace, made))
 
 
 def _head(row: Conversation) -> tuple[bytes, ...]:

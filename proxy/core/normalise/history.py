@@ -28,10 +28,11 @@ def replay(draft: Draft, _context: Context) -> None:
 def trimmed_text(draft: Draft, _context: Context) -> None:
     """A text equal but for space at its ends goes out with the space it had (T-7)."""
     for number, item, twin in _twins(draft):
-        ours, theirs = text_of(item.value), text_of(twin)
-        if ours is None or theirs is None or ours == theirs or item.value.get("role") == "tool":
+        blank = item.value.get("content") is None
+        ours, theirs = "" if blank else text_of(item.value), text_of(twin)
+        if ours is None or not theirs or ours == theirs or item.value.get("role") == "tool":
             continue
-        if ours.strip() == theirs.strip() != "":
+        if ours.strip() == theirs.strip():
             item.put({**plain(item.value), "content": theirs})
             draft.did("trimmed-text", f"messages[{number}].content")
 

@@ -14,12 +14,15 @@ import orjson
 
 from proxy.core.conversation import SYSTEM, head_length, text_of
 from proxy.core.normalise.base import Context, Draft, Item
+from proxy.core.normalise.system import reminder_left
 from proxy.core.normalise.tools import name_of
 
 _COUNTER = re.compile(r"\s*<total_tokens>[^<]*</total_tokens>\s*")
-_GIT = re.compile(r"^gitStatus: .*?(?=\n\n[A-Z#<]|\Z)", re.DOTALL | re.MULTILINE)
+_GIT = re.compile(
+    r"^gitStatus: (?:.*?^Recent commits:\n(?:[0-9a-f]{7,}[^\n]*(?:\n|\Z))*|.*\Z)",
+    re.DOTALL | re.MULTILINE,
+)
 _MEMORY = re.compile(r"<memory_context>.*?</memory_context>", re.DOTALL)
-_REMINDER = re.compile(r"\s*<system-reminder>.*?</system-reminder>\s*", re.DOTALL)
 
 
 def total_tokens(draft: Draft, _context: Context) -> None:
@@ -45,11 +48,11 @@ def moved_reminder(draft: Draft, _context: Context) -> None:
     """A reminder that moved on to the newest message stays where it first was, too."""
     for number, line in enumerate(draft.lines):
         item = draft.messages[number]
-        old, new = text_of(orjson.loads(line.went)), text_of(item.value)
-        if old is None or new is None or old == new or item.value.get("role") != "user":
+        if item.json in (line.came, line.went):
             continue
-        if _REMINDER.sub("", old).strip() == new.strip():
-            item.put({**item.value, "content": old})
+        old = orjson.loads(line.went)
+        if reminder_left(old, item.value):
+            item.put({**item.value, "content": old["content"]})
             draft.did("moved-reminder", f"messages[{number}].content")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ AGAIN = (
     "</system-reminder>"
 )
 _TARGETS = frozenset({"user", "tool"})
+_REMINDER = re.compile(r"\s*<system-reminder>.*?</system-reminder>\s*", re.DOTALL)
 _KWARGS = "chat_template_kwargs"
 
 
@@ -100,6 +102,15 @@ def stood_still(old: Any, new: Any, client: str, *, first: bool) -> bool:
     )
 
 
+def reminder_left(old: Any, new: Any) -> bool:
+    """Whether a user message is the old one without its reminders (OC-3)."""
+    if not (isinstance(new, dict) and old.get("role") == new.get("role") == "user"):
+        return False
+    before, now = "\n".join(_texts(old)), "\n".join(_texts(new)).strip()
+    without = _REMINDER.sub("\n", before)
+    return without != before and without.strip() == now != ""
+
+
 def template_date(draft: Draft, context: Context) -> None:
     """The date a template writes by itself is the one of the conversation's first request (T-1)."""
     traits = context.traits
@@ -127,8 +138,8 @@ def tail_note(draft: Draft, _context: Context) -> None:
     told = ""
     for number, line in enumerate(draft.lines):
         if line.note and number != target:
-            draft.notes[number] = line.note
-            told = line.note
+            draft.notes[number] = told = line.note
+            draft.did("tail-note", f"messages[{number}].content")
     if target is None:
         return
     text = clocks.note(draft.stale) + clocks.note(draft.stale_first, where="the first message")

@@ -167,8 +167,9 @@ def test_not_streamed(path: str, field: dict[str, Any]) -> None:
     """What the stream does not hold whole goes as the client sent it, but for the slot."""
     call = parse(path, **HI, prompt="a", **field)
     assert not call.streamable
-    assert DIALECTS[path].upstream(call, None) is call.raw
-    pinned = {**call.body, "id_slot": 1, "n_cache_reuse": 0}
+    cached = {**call.body, "cache_prompt": True}
+    assert orjson.loads(DIALECTS[path].upstream(call, None)) == cached
+    pinned = {**cached, "id_slot": 1, "n_cache_reuse": 0}
     assert orjson.loads(DIALECTS[path].upstream(call, 1)) == pinned
 
 
@@ -246,12 +247,24 @@ def test_tokens_are_known_at_once() -> None:
 def test_upstream_of_a_streaming_client() -> None:
     """Progress is asked for, usage is not; the client's bytes lead."""
     body = {**HI, "stream": True}
-    pinned = {"id_slot": 1, "n_cache_reuse": 0}
+    pinned = {"cache_prompt": True, "id_slot": 1, "n_cache_reuse": 0}
     assert sent(CHAT, 1, **body) == {**body, **pinned, "return_progress": True}
     raw = orjson.dumps(body)
     assert DIALECTS[CHAT].upstream(DIALECTS[CHAT].parse(raw), 1).startswith(raw[:-1])
     asked = {**body, "return_progress": True}
-    assert sent(CHAT, None, **asked) == asked
+    assert sent(CHAT, None, **asked) == {**asked, "cache_prompt": True}
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, NATIVE, INFILL])
+def test_whether_to_reuse_is_always_said(path: str) -> None:
+    """Old builds do not unless asked; the client's own word counts, a doubt of ours counts more."""
+    body = {**HI, "prompt": "a"}
+    assert sent(path, None, **body)["cache_prompt"] is True
+    assert sent(path, None, **body, cache_prompt=None)["cache_prompt"] is True
+    assert sent(path, None, **body, cache_prompt=False)["cache_prompt"] is False
+    for said in ({}, {"cache_prompt": True}):
+        call = parse(path, **body, **said)
+        assert orjson.loads(DIALECTS[path].upstream(call, 1, fresh=True))["cache_prompt"] is False
 
 
 @pytest.mark.parametrize(
@@ -261,7 +274,7 @@ def test_upstream_of_a_streaming_client() -> None:
 def test_upstream_of_a_client_that_waits(path: str, usage: dict[str, Any]) -> None:
     """Streamed upstream; usage is asked for only where the stream would lack it."""
     body = {**HI, "prompt": "a", "stream": False}
-    extra = {"stream": True, "return_progress": True, **usage}
+    extra = {"cache_prompt": True, "stream": True, "return_progress": True, **usage}
     assert sent(path, None, **body) == {**body, **extra}
 
 
@@ -274,7 +287,7 @@ def test_upstream_overrides_the_slot() -> None:
 
 def test_several_prompts_are_left_alone() -> None:
     """The engine's own null events would change with progress."""
-    call = parse(NATIVE, prompt=["a", "b"], stream=True)
+    call = parse(NATIVE, prompt=["a", "b"], stream=True, cache_prompt=False)
     assert DIALECTS[NATIVE].upstream(call, None) is call.raw
 
 

@@ -23,9 +23,7 @@ from tests.unit.core.normalise.kit import (
     user,
 )
 
-TEXTS = st.text(
-    st.characters(codec="utf-8") | st.sampled_from("0123456789:-. \n"), max_size=40
-)
+TEXTS = st.text(st.characters(codec="utf-8") | st.sampled_from("0123456789:-. \n"), max_size=40)
 CLOCKS = st.builds(
     "Current time is {:02}:{:02}:{:02}.".format,
     st.integers(0, 23),
