@@ -146,7 +146,7 @@ class Normaliser:
             self._normalise(turn, origin, frozenset() if off else self._on)
         except Exception as error:  # noqa: BLE001 - rule 10
             self._fault(error)
-        if keep and turn.row is not None:
+        if keep and turn.row is not None and turn.row.lines:
             turn.kept = self._keep(turn.row)
         return turn
 

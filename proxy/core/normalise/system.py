@@ -88,17 +88,11 @@ def stood_still(old: Any, new: Any, client: str, *, first: bool) -> bool:
     """
     if not (isinstance(new, dict) and old.get("role") == new.get("role") == "user"):
         return False
-    before, now = _texts(old), _texts(new)
-    if not before or not now:
-        return False
-    if len(before) != len(now):
-        kept = [text.strip() for text in before if not clocks.only_clock(text)]
-        return bool(kept) and kept == [text.strip() for text in now if not clocks.only_clock(text)]
-    return all(
+    return bool(pairs := _aligned(old, new)) and all(
         one.strip() == other.strip()
         or clocks.vanished(one, other)
         or (first and bool(_first_differences(one, other, client)))
-        for one, other in zip(before, now, strict=True)
+        for one, other in pairs
     )
 
 
@@ -248,11 +242,21 @@ def _first_differences(old: str, new: str, client: str) -> list[tuple[str, str]]
 
 def _renewed(old: Any, new: Any, client: str) -> list[tuple[str, str]]:
     """What a first message's frozen clocks say, and what holds now."""
+    pairs = (_first_differences(one, other, client) for one, other in _aligned(old, new))
+    return [pair for found in pairs for pair in found or ()]
+
+
+def _aligned(old: Any, new: Any) -> list[tuple[str, str]]:
+    """Texts of two messages part by part, those that are nothing but a clock aside.
+
+    Empty when there is no telling which belongs to which.
+    """
     before, now = _texts(old), _texts(new)
     if len(before) != len(now):
-        return []
-    pairs = (_first_differences(a, b, client) for a, b in zip(before, now, strict=True))
-    return [pair for found in pairs for pair in found or ()]
+        before, now = (
+            [text for text in texts if not clocks.only_clock(text)] for texts in (before, now)
+        )
+    return list(zip(before, now, strict=True)) if len(before) == len(now) else []
 
 
 def _target(draft: Draft) -> int | None:
