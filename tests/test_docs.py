@@ -15,6 +15,7 @@ from proxy.cli import app
 from proxy.config import FLAGS, PREFIX, Config, load
 from proxy.core.normalise import RULES
 from proxy.core.records import Mode, Reason
+from proxy.core.why import Cold
 from proxy.dialects import DIALECTS
 from proxy.errors import ConfigError
 from proxy.server.gate import OWN
@@ -58,6 +59,12 @@ def test_every_reason_and_mode_is_explained() -> None:
         assert f"\n| `{reason}` |" in README, reason
     for mode in Mode:
         assert f"\n- **{mode}**:" in README, mode
+
+
+def test_every_cause_is_explained() -> None:
+    """README has a row for each cause of a cold answer."""
+    for cause in Cold:
+        assert f"\n| `{cause}` |" in README, cause
 
 
 def test_every_metric_is_listed_and_no_other() -> None:
