@@ -14,9 +14,9 @@ from typing import Any
 import orjson
 
 KEY_BYTES = 16
-SYSTEM = frozenset({"system", "developer"})
-# Digits beyond what a double holds: the parser rounds them, so they are compared as text.
-_LONG_NUMBER = re.compile(r"\d{16,}")
+SYSTEM = ("system", "developer")  # no set: a client's role may be a list
+# More digits than a double holds: the parser rounds them, so they are compared as text.
+_LONG_NUMBER = re.compile(r"\d[\d.]{15,}")
 
 
 def segments(messages: Iterable[Any]) -> list[bytes]:
@@ -104,7 +104,7 @@ def _meaning(message: Any) -> Iterable[str | bytes]:
     yield role
     content = plain(message).get("content")
     if isinstance(content, str):
-        yield _json(content) if role == "tool" else content.strip()
+        yield (content.strip() and _json(content)) if role == "tool" else content.strip()
     elif isinstance(content, list):
         for part in content:
             yield from _part(part)

@@ -229,7 +229,7 @@ def _written(raw: bytes, draft: Draft) -> tuple[bytes, Mapping[str, Any]]:
             values[name] = [item.value for item in items]
     body = {name: value for name, value in draft.body.items() if name not in draft.drop}
     body |= {**values, **draft.fields}
-    return rebuild(raw, draft.body, lists, draft.drop, draft.fields), body
+    return rebuild(raw.strip(), draft.body, lists, draft.drop, draft.fields), body
 
 
 def _element(item: Item) -> int | bytes:

@@ -18,9 +18,10 @@ from proxy.core.normalise.base import Context, Draft, Item
 def replay(draft: Draft, _context: Context) -> None:
     """A message that comes as it came before goes out as it went; of system text see ``system``."""
     head = draft.before.head if draft.before else 0
+    prefill = _prefill(draft)
     for number, line in enumerate(draft.lines):
         item = draft.messages[number]
-        if number >= head and item.json == line.came != line.went:
+        if head <= number != prefill and item.json == line.came != line.went:
             item.put_json(line.went)
             draft.did("replay", f"messages[{number}]")
 
@@ -63,24 +64,25 @@ def tool_results(draft: Draft, _context: Context) -> None:
 
 
 def call_ids(draft: Draft, _context: Context) -> None:
-    """Tool-call ids made anew by the client become the ones first seen (T-6)."""
-    pairs = [
-        (mine, other)
-        for _, item, twin in _twins(draft)
-        for mine, other in zip(_ids(item.value), _ids(twin), strict=False)
-    ]
-    first_seen = dict(pairs)
-    if not any(a != b for a, b in pairs) or len(first_seen) < len(set(pairs)):
-        return  # nothing to do, or the client uses one id for several calls
-    for number, item in enumerate(draft.messages):
+    """Tool-call ids made anew by the client become the ones first seen (T-6).
+
+    Clients number their calls anew in every turn: an id counts up to the next model's message.
+    """
+    twins = {number: twin for number, _, twin in _twins(draft)}
+    start = min([draft.known, *twins]) if draft.before else len(draft.messages)
+    while start > 0 and _role(draft.messages[start - 1].value) == "tool":
+        start -= 1
+    renamed: dict[str, str] = {}
+    for number, item in enumerate(draft.messages[max(start - 1, 0) :], max(start - 1, 0)):
         value = item.value
-        if not isinstance(value, dict):
-            continue
-        made = [{**call, **_renamed(call, "id", first_seen)} for call in calls(value)]
-        if made and made != value["tool_calls"]:
-            item.put({**value, "tool_calls": made})
-            draft.did("call-ids", f"messages[{number}].tool_calls")
-        elif new := _renamed(value, "tool_call_id", first_seen):
+        if _role(value) == "assistant":
+            renamed = _first_seen(_own(draft, item), twins.get(number, value))
+            made = [{**call, **_renamed(call, "id", renamed)} for call in calls(value)]
+            whole = made and len(made) == len(value["tool_calls"])
+            if number in twins and whole and made != value["tool_calls"]:
+                item.put({**value, "tool_calls": made})
+                draft.did("call-ids", f"messages[{number}].tool_calls")
+        elif _role(value) == "tool" and (new := _renamed(value, "tool_call_id", renamed)):
             item.put({**value, **new})
             draft.did("call-ids", f"messages[{number}].tool_call_id")
 
@@ -109,18 +111,27 @@ def _twins(draft: Draft) -> Iterator[tuple[int, Item, Any]]:
     before = draft.before
     if before is None:
         return
+    prefill = _prefill(draft)
     if draft.unequal is None:  # no rule makes equal messages differ again
         draft.unequal = [
             number
             for number in range(before.head, draft.known)
-            if draft.messages[number].json != before.lines[number].went
+            if number != prefill
+            and draft.messages[number].json != before.lines[number].went
         ]
     for number in draft.unequal:
         item, went = draft.messages[number], before.lines[number].went
         if item.json != went:
             yield number, item, orjson.loads(went)
     for number, answer in sorted(draft.answers.items()):
-        yield number, draft.messages[number], orjson.loads(answer.message)
+        if number != prefill:
+            yield number, draft.messages[number], orjson.loads(answer.message)
+
+
+def _prefill(draft: Draft) -> int:
+    """The place of a last message the model is to go on with, as its author left it; or -1."""
+    last = len(draft.messages) - 1
+    return last if last >= 0 and _role(draft.messages[last].value) == "assistant" else -1
 
 
 def _last_user(draft: Draft) -> int:
@@ -132,8 +143,24 @@ def _last_user(draft: Draft) -> int:
     return -1
 
 
-def _ids(message: Any) -> list[str]:
-    return [call["id"] for call in calls(message) if isinstance(call.get("id"), str)]
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, dict) else None
+
+
+def _own(draft: Draft, item: Item) -> Any:
+    """The message as the client sent it."""
+    return item.value if item.index is None else draft.body["messages"][item.index]
+
+
+def _first_seen(mine: Any, other: Any) -> dict[str, str]:
+    """First-seen ids by the client's; none where one id of the client's stands for several."""
+    pairs = {
+        (a["id"], b["id"])
+        for a, b in zip(calls(mine), calls(other), strict=False)
+        if isinstance(a.get("id"), str) and isinstance(b.get("id"), str)
+    }
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else {}
 
 
 def _renamed(value: Any, name: str, first_seen: dict[str, str]) -> dict[str, str]:

@@ -61,13 +61,15 @@ def removed_tools(draft: Draft, _context: Context) -> None:
     if draft.before is None or not draft.tools:
         return
     now = {name_of(item.value): item for item in draft.tools}
-    missing = [name for name, _ in draft.before.order if name not in now]
+    if "" in now or len(now) < len(draft.tools):
+        return
+    missing = [name for name, _ in draft.before.order if name and name not in now]
     if not missing:
         return
     made: list[Item] = []
     for name, data in draft.before.order:
-        item = now.pop(name, None) or Item(orjson.loads(data))
-        made.append(item)
+        if name:
+            made.append(now.pop(name, None) or Item(orjson.loads(data)))
     draft.tools = [*made, *now.values()]
     draft.did("removed-tools", "tools")
 

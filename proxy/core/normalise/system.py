@@ -16,7 +16,7 @@ AGAIN = (
     "\n\n<system-reminder>\nWhat the system prompt says of the time holds again.\n"
     "</system-reminder>"
 )
-_TARGETS = frozenset({"user", "tool"})
+_TARGETS = ("user", "tool")
 _REMINDER = re.compile(r"\s*<system-reminder>.*?</system-reminder>\s*", re.DOTALL)
 _KWARGS = "chat_template_kwargs"
 
@@ -173,11 +173,11 @@ def system_in_place(draft: Draft, context: Context) -> None:
     folding = False  # the last kept message took in a demoted one, or is one
     for item in draft.messages[head:]:
         value = item.value
-        role = value.get("role") if isinstance(value, dict) else None
+        role = _role(value)
         last = kept[-1] if len(kept) > head else None
-        joins = last is not None and last.value.get("role") == "user"
-        if role in SYSTEM:
-            reminder = _reminder(value)
+        joins = last is not None and _role(last.value) == "user"
+        reminder = _reminder(value) if role in SYSTEM else None
+        if reminder is not None:
             if joins and last is not None:
                 last.put(joined(last.value, reminder))
             else:
@@ -270,11 +270,25 @@ def _target(draft: Draft) -> int | None:
     return None
 
 
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, dict) else None
+
+
 def _reminder(message: Any) -> Any:
+    """A system message's content as user text; None where it is nothing a message may hold."""
     content = message.get("content")
-    text = text_of(message)
+    text = "" if content is None else text_of(message)
     if text is None:
-        return content if isinstance(content, list) else str(content)
+        return [_reminding(part) for part in content] if isinstance(content, list) else None
+    return _tagged(text)
+
+
+def _reminding(part: Any) -> Any:
+    text = part.get("text") if isinstance(part, dict) else None
+    return {**part, "text": _tagged(text)} if isinstance(text, str) else part
+
+
+def _tagged(text: str) -> str:
     if text.lstrip().startswith("<system-reminder>"):
         return text
     return f"<system-reminder>\n{text}\n</system-reminder>"

@@ -1,4 +1,7 @@
-"""Every cold request gets one true sentence, two short quotes and an advice."""
+"""Every cold request gets one true sentence, two short quotes and an advice.
+
+Also ``proxy.core.rewrites`` and ``proxy.core.why``, which only it uses.
+"""
 
 from __future__ import annotations
 

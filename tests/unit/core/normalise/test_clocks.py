@@ -1,4 +1,7 @@
-"""Clocks and counters: what is one, what is none, and what is told about it."""
+"""Clocks and counters: what is one, what is none, and what is told about it.
+
+Also ``proxy.core.normalise.clock_shapes``, which only it uses.
+"""
 
 from __future__ import annotations
 
