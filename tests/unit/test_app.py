@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from proxy.app import App
-from proxy.config import Backend, Cache, Config, Server
+from proxy.config import Backend, Cache, Config, Normalise, Server
+from proxy.core.ledger import Conversation, Line
 from proxy.core.records import Mode
 from proxy.effects import Nothing
 from proxy.engine import free_port
+from proxy.store.ledger import LedgerStore
 from proxy.store.snapshots import StoreBusyError
 from tests.unit.factories import chat, content, snapshot
 
@@ -99,6 +101,61 @@ async def test_ipv6() -> None:
     finally:
         await app.stop()
     assert url.startswith("http://[::1]:")
+
+
+def talk(name: str, used: float) -> Conversation:
+    """A conversation of one message."""
+    line = b'{"role":"user","content":"%b"}' % name.encode()
+    return Conversation(name, b"n" * 16, lines=(Line(line, line, name.encode()),), used=used)
+
+
+async def remembering(folder: Path, *rows: Conversation, **settings: object) -> App:
+    """An app whose ledger has these rows."""
+    ledger = LedgerStore(folder / "ledger")
+    await ledger.open()
+    await ledger.write(rows, ())
+    await ledger.close()
+    given = Normalise.model_validate({"ledger": str(folder / "ledger"), **settings})
+    return App(config().model_copy(update={"normalise": given}))
+
+
+async def test_conversations_survive(tmp_path: Path) -> None:
+    """Those of the last run are in the book, the last used last; the gauge tells how many."""
+    app = await remembering(tmp_path, talk("one", 2.0), talk("two", 1.0))
+    await app.start()
+    assert [row.id for row in app._book] == ["two", "one"]
+    assert b"slotkeeper_conversations 2.0" in app.metrics.render()[0]
+    await app.stop()
+
+
+async def test_more_conversations_than_are_allowed(tmp_path: Path) -> None:
+    """The oldest are dropped, on disk too."""
+    app = await remembering(tmp_path, talk("one", 2.0), talk("two", 1.0), max_conversations=1)
+    await app.start()
+    assert [row.id for row in app._book] == ["one"]
+    await app.stop()
+    ledger = LedgerStore(tmp_path / "ledger")
+    assert [row.id for row in await ledger.open()] == ["one"]
+    await ledger.close()
+
+
+async def test_switched_off_reads_no_ledger(tmp_path: Path) -> None:
+    """With normalise.mode = "off" the ledger is left alone."""
+    app = await remembering(tmp_path, talk("one", 1.0), mode="off")
+    await app.start()
+    assert (len(app._book), app._written) == (0, None)
+    await app.stop()
+
+
+async def test_a_ledger_that_is_taken(tmp_path: Path) -> None:
+    """The second app starts all the same and remembers in memory alone."""
+    first = await remembering(tmp_path, talk("one", 1.0))
+    await first.start()
+    second = App(first._config)
+    await second.start()
+    assert second._written is None
+    await second.stop()
+    await first.stop()
 
 
 async def test_nothing_does_nothing() -> None:

@@ -6,10 +6,11 @@ Rows are replaced, never changed in place.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain, repeat
+from itertools import chain, compress, islice, repeat
 from typing import Any
 
 import orjson
@@ -21,6 +22,7 @@ from proxy.core.normalise.system import first_user, reminder_left, stood_still
 
 ANCHOR_CHARS = 24  # an assistant's text this long is its conversation's own
 KEY_MEMO_BYTES = 8 << 20
+COMPARED = 16  # conversations that began alike whose system texts are compared
 SIMILAR = 0.5  # share of a system text that has to be equal for it to be the same one, edited
 
 
@@ -162,9 +164,10 @@ class Book:
             if not holders:
                 continue
             rows = [self._rows[holder] for holder in reversed(holders)]  # the most recent first
-            ranked = [(_same_head(row, said, head), row) for row in rows]
-            yield from ((row, certain) for same, row in ranked if same == _EQUAL)
-            yield from ((row, certain) for same, row in ranked if same == _ALIKE)
+            same = [_same_head(row, said, head) for row in rows]
+            yield from zip(compress(rows, same), repeat(certain))
+            others = islice(compress(rows, (not equal for equal in same)), COMPARED)
+            yield from ((row, certain) for row in others if _like_head(row, said, head))
 
     def _clock(self, namespace: bytes, said: Sequence[Said], client: str) -> tuple[bytes, ...]:
         mark = _clock_mark(namespace, [message.value for message in said], client)
@@ -174,22 +177,26 @@ class Book:
         return ()
 
 
-_EQUAL, _ALIKE, _OTHER = 2, 1, 0
 _CLOCK, _ANCHOR = b"clock", b"anchor"  # kinds of marks; the others are bare digests
 
 
-def _same_head(row: Conversation, said: Sequence[Said], head: int) -> int:
-    """How alike the leading system messages are."""
-    if row.head != head:
-        return _OTHER if not row.head or not head else _ALIKE
-    worst = _EQUAL
-    for line, message in zip(row.lines[:head], said[:head], strict=True):
-        if message.json in (line.came, line.went):
-            continue
-        if overlap(line.came, message.json) < SIMILAR:
-            return _OTHER
-        worst = _ALIKE
-    return worst
+def _same_head(row: Conversation, said: Sequence[Said], head: int) -> bool:
+    """Whether the leading system messages are those that came or went."""
+    return row.head == head and all(
+        message.json in (line.came, line.went)
+        for line, message in zip(row.lines[:head], said[:head], strict=True)
+    )
+
+
+def _like_head(row: Conversation, said: Sequence[Said], head: int) -> bool:
+    """Whether the leading system messages are an edited form of the row's."""
+    pairs = list(zip(row.lines[: row.head], said[:head], strict=False))
+    return bool(pairs) and all(
+        message.json in (line.came, line.went)
+        or overlap(line.came, message.json) >= SIMILAR
+        or _common_lines(line.came, message.json) >= SIMILAR
+        for line, message in pairs
+    )
 
 
 def overlap(a: bytes, b: bytes) -> float:
@@ -198,6 +205,12 @@ def overlap(a: bytes, b: bytes) -> float:
     start = _common(a, b, shorter)
     end = _common(a[::-1], b[::-1], shorter - start)
     return (start + end) / longer if longer else 1.0
+
+
+def _common_lines(a: bytes, b: bytes) -> float:
+    """Which share of the longer one the lines make up that both have (texts in JSON)."""
+    ours, theirs = (Counter(text.split(b"\\n")) for text in (a, b))
+    return sum(len(line) * count for line, count in (ours & theirs).items()) / max(len(a), len(b))
 
 
 def _common(a: bytes, b: bytes, most: int) -> int:
@@ -215,7 +228,8 @@ def _common(a: bytes, b: bytes, most: int) -> int:
 def _known(row: Conversation, said: Sequence[Said], head: int, client: str) -> int:
     """How many leading messages repeat the row's lines. The head counts as one, if of equal length.
 
-    A user message from which only a clock vanished is a repeated one.
+    An old user message from which only a clock or reminders vanished is a repeated one; the last
+    message is nothing old.
     """
     if row.head != head:
         return 0
@@ -223,6 +237,8 @@ def _known(row: Conversation, said: Sequence[Said], head: int, client: str) -> i
     known = head
     for line, message in zip(row.lines[head:], said[head:], strict=False):
         if line.key != message.key:
+            if known == len(said) - 1:
+                break
             old = orjson.loads(line.went)
             same = stood_still(old, message.value, client, first=known == first)
             if not same and not reminder_left(old, message.value):
@@ -272,9 +288,12 @@ def _anchors(
 ) -> Iterator[tuple[bytes, bool]]:
     """Marks of assistant messages, and whether each is long enough to be its conversation's own."""
     for value, mark in messages:
-        if isinstance(value, dict) and value.get("role") == "assistant":
-            text = text_of(value) or ""
-            yield _ANCHOR + namespace + mark, bool(calls(value)) or len(text) >= ANCHOR_CHARS
+        if not isinstance(value, dict) or value.get("role") != "assistant":
+            continue
+        if called := calls(value):  # many begin with one and the same call; its id tells
+            ids = b"".join(orjson.dumps(call.get("id")) for call in called)
+            yield _ANCHOR + namespace + mark + ids, True
+        yield _ANCHOR + namespace + mark, len((text_of(value) or "").strip()) >= ANCHOR_CHARS
 
 
 def _said_marks(row: Conversation) -> Iterator[bytes]:

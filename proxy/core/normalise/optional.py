@@ -14,7 +14,7 @@ import orjson
 
 from proxy.core.conversation import SYSTEM, head_length, text_of
 from proxy.core.normalise.base import Context, Draft, Item
-from proxy.core.normalise.system import reminder_left
+from proxy.core.normalise.system import note_target, reminder_left
 from proxy.core.normalise.tools import name_of
 
 _COUNTER = re.compile(r"\s*<total_tokens>[^<]*</total_tokens>\s*")
@@ -69,7 +69,7 @@ def removed_tools(draft: Draft, _context: Context) -> None:
     made: list[Item] = []
     for name, data in draft.before.order:
         if name:
-            made.append(now.pop(name, None) or Item(orjson.loads(data)))
+            made.append(now.pop(name) if name in now else Item(orjson.loads(data)))
     draft.tools = [*made, *now.values()]
     draft.did("removed-tools", "tools")
 
@@ -92,11 +92,10 @@ def _counts(item: Item) -> bool:
 
 
 def _keep_block(draft: Draft, block: re.Pattern[str], rule: str) -> None:
-    if draft.before is None:
+    if draft.before is None or note_target(draft) is None:
         return
-    for number, line in enumerate(draft.before.lines[: draft.before.head]):
-        if number >= len(draft.messages):
-            return
+    head = head_length(item.value for item in draft.messages)
+    for number, line in enumerate(draft.before.lines[: min(head, draft.before.head)]):
         item = draft.messages[number]
         old, new = text_of(orjson.loads(line.went)), text_of(item.value)
         first, now = block.search(old or ""), block.search(new or "")

@@ -86,7 +86,7 @@ def stood_still(old: Any, new: Any, client: str, *, first: bool) -> bool:
     One that is gone, as a part or a block of its own (QW-1, anything-llm#6399); in the ``first``
     user message also a known client's, with another value.
     """
-    if not (isinstance(new, dict) and old.get("role") == new.get("role") == "user"):
+    if not _role(old) == _role(new) == "user":
         return False
     return bool(pairs := _aligned(old, new)) and all(
         one.strip() == other.strip()
@@ -98,7 +98,7 @@ def stood_still(old: Any, new: Any, client: str, *, first: bool) -> bool:
 
 def reminder_left(old: Any, new: Any) -> bool:
     """Whether a user message is the old one without its reminders (OC-3)."""
-    if not (isinstance(new, dict) and old.get("role") == new.get("role") == "user"):
+    if not _role(old) == _role(new) == "user":
         return False
     before, now = "\n".join(_texts(old)), "\n".join(_texts(new)).strip()
     without = _REMINDER.sub("\n", before)
@@ -115,7 +115,8 @@ def template_date(draft: Draft, context: Context) -> None:
         return
     sent = orjson.loads(draft.before.settings).get(_KWARGS) if draft.before else None
     first = sent.get("date_string") if isinstance(sent, dict) else None
-    first = first if isinstance(first, str) else context.today
+    stays = isinstance(first, str) and note_target(draft) is not None
+    first = first if stays else context.today
     draft.fields[_KWARGS] = {**(given or {}), "date_string": first}
     draft.did("template-date", _KWARGS)
     if first != context.today:
@@ -125,13 +126,14 @@ def template_date(draft: Draft, context: Context) -> None:
 def tail_note(draft: Draft, _context: Context) -> None:
     """Notes stay where they were first put; what the frozen text does not say is told at the end.
 
-    The last user or tool message carries it, if it is new or the last of all: nothing before it may
-    change. In a tool loop once a minute is enough.
+    The last user or tool message carries it. In a tool loop once a minute is enough, and where that
+    message was sent before and something follows it (the beginning of an answer to go on with).
     """
-    target = _target(draft)
+    target = note_target(draft)
+    fresh = target is not None and (target >= draft.known or target == len(draft.messages) - 1)
     told = ""
     for number, line in enumerate(draft.lines):
-        if line.note and number != target:
+        if line.note and not (fresh and number == target):
             draft.notes[number] = told = line.note
             draft.did("tail-note", f"messages[{number}].content")
     if target is None:
@@ -139,8 +141,8 @@ def tail_note(draft: Draft, _context: Context) -> None:
     text = clocks.note(draft.stale) + clocks.note(draft.stale_first, where="the first message")
     if not text and told not in ("", AGAIN):
         text = AGAIN
-    in_loop = draft.messages[target].value.get("role") == "tool"
-    if text in ("", told) or (in_loop and clocks.coarse(text) == clocks.coarse(told)):
+    seldom = not fresh or draft.messages[target].value.get("role") == "tool"
+    if text in ("", told) or (seldom and clocks.coarse(text) == clocks.coarse(told)):
         return
     draft.notes[target] = text
     draft.did("tail-note", f"messages[{target}].content")
@@ -216,7 +218,7 @@ def _frozen(draft: Draft) -> list[tuple[int, Any]]:
     else:
         firsts = tuple(line.went for line in draft.before.lines[: draft.before.head])
     head = head_length(item.value for item in draft.messages)
-    if len(firsts) != head:
+    if len(firsts) != head or note_target(draft) is None:  # nobody to tell the newer value
         return []
     return [
         (number, orjson.loads(first))
@@ -259,14 +261,13 @@ def _aligned(old: Any, new: Any) -> list[tuple[str, str]]:
     return list(zip(before, now, strict=True)) if len(before) == len(now) else []
 
 
-def _target(draft: Draft) -> int | None:
-    last = len(draft.messages) - 1
-    for number in range(last, -1, -1):
+def note_target(draft: Draft) -> int | None:
+    """The place of the last user or tool message, which carries a note; None without one."""
+    for number in range(len(draft.messages) - 1, -1, -1):
         value = draft.messages[number].value
         if isinstance(value, dict) and value.get("role") in _TARGETS:
             content = value.get("content")
-            fits = content is None or isinstance(content, str | list)
-            return number if fits and (number >= draft.known or number == last) else None
+            return number if content is None or isinstance(content, str | list) else None
     return None
 
 

@@ -8,11 +8,16 @@ import orjson
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
+from proxy.core.ledger import Conversation
+from proxy.core.normalise.base import Change
+from proxy.core.normalise.clients import Side
 from proxy.core.placement import Option
 from proxy.core.queue import Kind, Lease
 from proxy.core.records import Prompt, Reason
+from proxy.core.why import Cold, Why
 from proxy.dialects import DIALECTS
 from proxy.server.envelope import REQUEST_ID
+from proxy.server.normaliser import Turn
 from proxy.server.record import CLIENT_LEFT, Exchange, Recorder
 from proxy.telemetry.history import History
 from proxy.telemetry.metrics import Metrics
@@ -69,7 +74,7 @@ async def test_the_header(
 @pytest.mark.parametrize(
     ("path", "kind"),
     [(PATH, "chat"), ("/chat/completions", "chat"), ("/completion", "completion"),
-     ("/v1/completions", "completion"), ("/infill", "infill")],
+     ("/v1/completions", "completion"), ("/infill", "infill"), ("/v1/messages", "chat")],
 )  # fmt: skip
 async def test_a_row_for_each_request(path: str, kind: str) -> None:
     """Figures of the lease and of the clock go into the log row and the counters."""
@@ -83,12 +88,70 @@ async def test_a_row_for_each_request(path: str, kind: str) -> None:
     wanted: dict[str, Any] = {
         "request_id": "id-1", "at": 1000.0, "path": path, "reason": Reason.SLOT_HIT,
         "status": 200, "total": 2.0, "queued": 0.5, "slot": 1, "reused": 8, "prompt": 9,
-        "first_token": None, "note": "",
+        "first_token": None, "note": "", "conversation": "", "client": "", "side": "", "rules": (),
+        "cold": None,
     }  # fmt: skip
     assert {name: value for name, value in row.as_json().items() if name != "costs"} == wanted
     assert [cost["slot"] for cost in row.costs] == [1]
     line = f'path_class="{kind}",reason="slot-hit",status_class="2xx"'
     assert f"slotkeeper_requests_total{{{line}}} 1.0" in metrics.render()[0].decode()
+
+
+async def test_what_is_known_of_the_conversation() -> None:
+    """Id, client, kind of side request, rules and cause are in the row; no quote in the line."""
+    history = History()
+    one = await exchange()
+    one.turn = Turn(
+        one.call,
+        client="claude-code",
+        side=Side.TITLE,
+        row=Conversation(id="c1", namespace=b"n"),
+        changes=(Change("clock", "messages[0].content"), Change("clock", "messages[1].content")),
+    )
+    one.why = Why(Cold.SYSTEM, "system prompt changed at character 9", "14:02", "14:03", "Take out")
+    Recorder(Metrics(), history, Clock()).request(one)
+    one.turn.shadow, one.turn.row, one.turn.side, one.why = True, None, Side.MAIN, None
+    Recorder(Metrics(), history, Clock()).request(one)
+    shadow, applied = (row.as_json() for row in history.recent(2))
+    assert [applied[name] for name in ("conversation", "client", "side", "rules")] == [
+        "c1",
+        "claude-code",
+        "title",
+        ["clock"],
+    ]
+    assert applied["cold"] == {
+        "cause": "system",
+        "sentence": "system prompt changed at character 9",
+        "before": "14:02",
+        "after": "14:03",
+        "advice": "Take out",
+    }
+    assert [shadow[name] for name in ("conversation", "side", "rules", "cold")] == [
+        "",
+        "",
+        ["clock (shadow)"],
+        None,
+    ]
+    line = history.recent(2)[1].for_log()
+    assert (line["cold"], line["rules"]) == ("system", ["clock"])
+    assert "14:0" not in repr(line)
+
+
+async def test_what_was_generated() -> None:
+    """The message of an answer that ran to its end; None of half a one, and of what is none."""
+    one = await exchange()
+    assert one.generated() is None
+    message = {"role": "assistant", "content": " hi "}
+    one.payloads = [orjson.dumps({"choices": [{"message": message}]})]
+    assert orjson.loads(one.generated() or b"") == message
+    for odd in (b"{}", b"[]", b"x", b'{"choices": ["x"]}', b'{"choices": [{"message": "x"}]}'):
+        one.payloads = [odd]
+        assert one.generated() is None
+    delta = {"choices": [{"index": 0, "delta": {"content": "h"}, "finish_reason": None}]}
+    one.payloads = [orjson.dumps(delta), orjson.dumps(delta)]
+    assert one.generated() is None
+    one.payloads = [orjson.dumps({"choices": ["no object"]}), b"[DONE]"]
+    assert one.generated() is None
 
 
 async def test_without_a_lease() -> None:
