@@ -140,7 +140,13 @@ class App:
             Counter(self.backend, Path(tokenizer).expanduser() if tokenizer else None),
             normaliser,
             Explainer(
-                normaliser, self.scheduler, self.backend, self.served, self.metrics, self.history
+                normaliser,
+                self.scheduler,
+                self.backend,
+                self.served,
+                self.metrics,
+                self.history,
+                self.transfer.evicted if self.transfer else lambda _: False,
             ),
             passthrough,
             recorder,

@@ -8,6 +8,7 @@ Both are called only while the caller owns the slot (state saving or restoring).
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ DAY = 86_400.0
 INEFFECTIVE_LIMIT = 3  # DESIGN.md rule 6
 SLACK_TOKENS = 8  # a restore is judged by what the engine reports, give or take the last token(s)
 REFUSED = 400
+EVICTED = 512  # how many of the last evictions are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,9 @@ class Transfer:
         self._limits = limits
         self._budget = budget
         self._barred: set[str] = set()  # refused by this instance of the backend
-        self._forgotten: set[str] = (
-            set()
-        )  # conversations; an answer that runs on may bring one back
+        self._evicted: deque[str] = deque(maxlen=EVICTED)  # conversations
+        # Forgotten conversations: an answer that still runs may bring one back.
+        self._forgotten: set[str] = set()
         self._written_day = 0.0
         self._written = 0
         self.fingerprint = self.instance = ""
@@ -256,15 +258,20 @@ class Transfer:
         return len(ids)
 
     async def _delete(self, ids: list[str], cause: Cause) -> None:
-        for snapshot_id in ids:
-            self.index.remove(snapshot_id)
+        removed = [self.index.remove(snapshot_id) for snapshot_id in ids]
         if not ids:
             return
+        if cause is Cause.SPACE:
+            self._evicted.extend(snapshot.conversation for snapshot in removed if snapshot)
         self._metrics.evicted(cause, len(ids))
         try:
             await self._store.delete(ids, cause)
         except (StoreError, OSError) as error:
             log.warning("snapshots.delete-failed", error=type(error).__name__)
+
+    def evicted(self, conversation: str) -> bool:
+        """Whether a snapshot of it was lately removed to make room."""
+        return conversation in self._evicted
 
     def _gauge(self) -> None:
         size, files = self._store.usage()

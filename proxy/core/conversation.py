@@ -86,6 +86,11 @@ def json_equal(ours: Any, theirs: Any) -> bool:
     return ours == theirs or _json(ours) == _json(theirs)
 
 
+def sorted_json(data: bytes) -> bytes:
+    """The same JSON with its members in order."""
+    return orjson.dumps(orjson.loads(data), option=orjson.OPT_SORT_KEYS)
+
+
 def calls(message: Any) -> list[Mapping[str, Any]]:
     """The tool calls of a message that have the expected shape."""
     found = message.get("tool_calls") if isinstance(message, dict) else None

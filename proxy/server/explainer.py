@@ -61,14 +61,19 @@ class Explainer:
         served: Served,
         metrics: Metrics,
         history: History,
+        evicted: Callable[[str], bool],
     ) -> None:
-        """All are asked only after a cold answer."""
+        """All are asked only after a cold answer.
+
+        ``evicted``: whether a snapshot of this conversation was lately removed to make room.
+        """
         self._normaliser = normaliser
         self._scheduler = scheduler
         self._backend = backend
         self._served = served
         self._metrics = metrics
         self._history = history
+        self._evicted = evicted
         self._tasks = Tasks(lambda: None)
 
     def look(self, exchange: Exchange) -> Why | None:
@@ -129,6 +134,7 @@ class Explainer:
             rolled_over=self._rolled_over(before, now),
             forward=not driven,
             restarted=restarted,
+            evicted=driven and self._evicted(now.id),
             displaced=driven and not restarted and not chosen,
             missing=missing,
         )

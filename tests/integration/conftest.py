@@ -61,6 +61,9 @@ async def serve(
 
     async def start(**changes: Any) -> Proxy:
         folder = changes.pop("slot_dir", slot_dir)
+        if folder is None:  # else the ledger lies beside the snapshots
+            ledger = {"ledger": str(slot_dir.with_name("ledger"))}
+            changes["normalise"] = ledger | changes.get("normalise", {})
         app = App(settings(**{"url": fake.url, "slot_dir": folder, **changes}))
         monkeypatch.setattr(app.keeper, "run", _never)
         started.append(Proxy(app, "", client))

@@ -21,7 +21,7 @@ from proxy.core.normalise import clocks
 from proxy.core.normalise.system import first_user, reminder_left, stood_still
 
 ANCHOR_CHARS = 24  # an assistant's text this long is its conversation's own
-KEY_MEMO_BYTES = 8 << 20
+KEYS = 16_384  # of messages met before
 COMPARED = 16  # conversations that began alike whose system texts are compared
 SIMILAR = 0.5  # share of a system text that has to be equal for it to be the same one, edited
 
@@ -68,7 +68,6 @@ class Book:
         self._places: dict[bytes, dict[str, None]] = {}
         self._sizes: dict[str, int] = {}
         self._keys: dict[bytes, bytes] = {}  # keys of messages seen lately
-        self._memo_bytes = 0
 
     def __len__(self) -> int:
         """Count conversations."""
@@ -88,14 +87,13 @@ class Book:
 
     def said(self, value: Any, json: bytes) -> Said:
         """A message, parsed and as canonical JSON, with its key; histories are met again."""
-        found = self._keys.get(json)
+        mark = blake2b(json, digest_size=KEY_BYTES).digest()  # no text is kept for this
+        found = self._keys.get(mark)
         if found is None:
             found = key(value)
-            self._memo_bytes += len(json)
-            if self._memo_bytes > KEY_MEMO_BYTES:
+            if len(self._keys) >= KEYS:
                 self._keys.clear()
-                self._memo_bytes = len(json)
-            self._keys[json] = found
+            self._keys[mark] = found
         return Said(value, json, found)
 
     def find(self, namespace: bytes, said: Sequence[Said], head: int, client: str) -> Found:
@@ -177,6 +175,7 @@ class Book:
         return ()
 
 
+_BEFORE, _BEHIND = b'{"role":"system","content":"', b'"}'
 _CLOCK, _ANCHOR = b"clock", b"anchor"  # kinds of marks; the others are bare digests
 
 
@@ -192,11 +191,18 @@ def _like_head(row: Conversation, said: Sequence[Said], head: int) -> bool:
     """Whether the leading system messages are an edited form of the row's."""
     pairs = list(zip(row.lines[: row.head], said[:head], strict=False))
     return bool(pairs) and all(
-        message.json in (line.came, line.went)
-        or overlap(line.came, message.json) >= SIMILAR
-        or _common_lines(line.came, message.json) >= SIMILAR
+        message.json in (line.came, line.went) or _alike(_bare(line.came), _bare(message.json))
         for line, message in pairs
     )
+
+
+def _alike(a: bytes, b: bytes) -> bool:
+    return overlap(a, b) >= SIMILAR or _common_lines(a, b) >= SIMILAR
+
+
+def _bare(message: bytes) -> bytes:
+    """Without what all system messages begin and end with."""
+    return message.removeprefix(_BEFORE).removesuffix(_BEHIND)
 
 
 def overlap(a: bytes, b: bytes) -> float:
@@ -210,7 +216,8 @@ def overlap(a: bytes, b: bytes) -> float:
 def _common_lines(a: bytes, b: bytes) -> float:
     """Which share of the longer one the lines make up that both have (texts in JSON)."""
     ours, theirs = (Counter(text.split(b"\\n")) for text in (a, b))
-    return sum(len(line) * count for line, count in (ours & theirs).items()) / max(len(a), len(b))
+    common = sum(len(line) * count for line, count in (ours & theirs).items())
+    return common / max(len(a), len(b), 1)
 
 
 def _common(a: bytes, b: bytes, most: int) -> int:
@@ -255,8 +262,9 @@ def _answers(
     Beyond a rewritten beginning they are found by what they say alone.
     """
     made = {answer.key: answer for answer in row.answers}
+    here = {(answer.at, answer.key): answer for answer in row.answers}
     return tuple(
-        (number, made[message.key])
+        (number, here.get((number, message.key), made[message.key]))
         for number, message in enumerate(said[known:], known)
         if message.role == "assistant" and message.key in made and number >= head
     )

@@ -11,17 +11,22 @@ from typing import Any
 
 import orjson
 
-from proxy.core.conversation import calls, json_equal, plain, text_of
+from proxy.core.conversation import calls, json_equal, plain, sorted_json, text_of
 from proxy.core.normalise.base import Context, Draft, Item
 
 
 def replay(draft: Draft, _context: Context) -> None:
-    """A message that comes as it came before goes out as it went; of system text see ``system``."""
+    """A message that comes as it came before goes out as it went; of system text see ``system``.
+
+    The order of a message's members does not matter: it differs from one API to the other.
+    """
     head = draft.before.head if draft.before else 0
     prefill = _prefill(draft)
     for number, line in enumerate(draft.lines):
         item = draft.messages[number]
-        if head <= number != prefill and item.json == line.came != line.went:
+        if not head <= number != prefill or item.json == line.went:
+            continue
+        if item.json == line.came or sorted_json(item.json) == sorted_json(line.went):
             item.put_json(line.went)
             draft.did("replay", f"messages[{number}]")
 
@@ -116,8 +121,7 @@ def _twins(draft: Draft) -> Iterator[tuple[int, Item, Any]]:
         draft.unequal = [
             number
             for number in range(before.head, draft.known)
-            if number != prefill
-            and draft.messages[number].json != before.lines[number].went
+            if number != prefill and draft.messages[number].json != before.lines[number].went
         ]
     for number in draft.unequal:
         item, went = draft.messages[number], before.lines[number].went

@@ -22,7 +22,7 @@ _GIT = re.compile(
     r"^gitStatus: (?:.*?^Recent commits:\n(?:[0-9a-f]{7,}[^\n]*(?:\n|\Z))*|.*\Z)",
     re.DOTALL | re.MULTILINE,
 )
-_MEMORY = re.compile(r"<memory_context>.*?</memory_context>", re.DOTALL)
+_MEMORY = re.compile(r"<memory_context>(?:(?!<memory_context>).)*?</memory_context>", re.DOTALL)
 
 
 def total_tokens(draft: Draft, _context: Context) -> None:

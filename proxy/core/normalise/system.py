@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,7 +16,7 @@ AGAIN = (
     "</system-reminder>"
 )
 _TARGETS = ("user", "tool")
-_REMINDER = re.compile(r"\s*<system-reminder>.*?</system-reminder>\s*", re.DOTALL)
+_OPEN, _CLOSE = "<system-reminder>", "</system-reminder>"
 _KWARGS = "chat_template_kwargs"
 
 
@@ -100,9 +99,9 @@ def reminder_left(old: Any, new: Any) -> bool:
     """Whether a user message is the old one without its reminders (OC-3)."""
     if not _role(old) == _role(new) == "user":
         return False
-    before, now = "\n".join(_texts(old)), "\n".join(_texts(new)).strip()
-    without = _REMINDER.sub("\n", before)
-    return without != before and without.strip() == now != ""
+    kept = _unreminded("\n".join(_texts(old)))
+    now = "\n".join(_texts(new)).strip()
+    return len(kept) > 1 and "\n".join(kept).strip() == now != ""
 
 
 def template_date(draft: Draft, context: Context) -> None:
@@ -246,6 +245,16 @@ def _renewed(old: Any, new: Any, client: str) -> list[tuple[str, str]]:
     """What a first message's frozen clocks say, and what holds now."""
     pairs = (_first_differences(one, other, client) for one, other in _aligned(old, new))
     return [pair for found in pairs for pair in found or ()]
+
+
+def _unreminded(text: str) -> list[str]:
+    """What stands between the reminders of ``text``, without the space around them."""
+    kept: list[str] = []
+    at = 0
+    while (start := text.find(_OPEN, at)) >= 0 and (end := text.find(_CLOSE, start)) >= 0:
+        kept.append(text[at:start].rstrip() if not kept else text[at:start].strip())
+        at = end + len(_CLOSE)
+    return [*kept, text[at:].lstrip() if kept else text]
 
 
 def _aligned(old: Any, new: Any) -> list[tuple[str, str]]:

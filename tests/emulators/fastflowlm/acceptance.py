@@ -339,8 +339,7 @@ BODY_BYTES = 256 * 1024 * 1024
 WIRE: dict[str, tuple[int, bytes]] = {
     "queue full": (
         503,
-        b'{"error":"NPU is in use and request queue is full (limit: 10).'
-        b' Please try again later."}',
+        b'{"error":"NPU is in use and request queue is full (limit: 10). Please try again later."}',
     ),
     "overflow": (
         400,

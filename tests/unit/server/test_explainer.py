@@ -53,14 +53,17 @@ class Bench:
     mode: Mode = Mode.EXCLUSIVE
     traits: Traits = field(default_factory=Traits)
     restarted: float = 0.0
+    evicted: tuple[str, ...] = ()
     prompts: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Builds it."""
-        self.metrics, self.history, self.asked = Metrics(), History(), asyncio.Event()
+        self.metrics, self.history = Metrics(), History()
         self.history.add(Decision("r", 0.0, "/", Reason.COLD, 200, 1.0))
         me = cast("Any", self)
-        self.explainer = Explainer(me, me, me, me, self.metrics, self.history)
+        self.explainer = Explainer(
+            me, me, me, me, self.metrics, self.history, lambda name: name in self.evicted
+        )
 
     def body(self, conversation: Conversation) -> Mapping[str, Any]:
         """As the normaliser."""
@@ -90,8 +93,7 @@ class Bench:
     async def cause(self, before: Conversation, now: Conversation, **more: Any) -> str:
         """What the closer look found."""
         assert self.look(before, now, **more) is None
-        while len(self.explainer._tasks):
-            await asyncio.sleep(0)
+        await asyncio.wait(self.explainer._tasks._tasks)
         (decision,) = self.history.recent(1)
         assert decision.cold is not None
         return str(decision.cold["cause"])
@@ -102,7 +104,7 @@ def test_what_differs_is_told_at_once() -> None:
     bench = Bench()
     why = bench.look(row("one", "two"), row("one", "other", "three"))
     assert why is not None
-    assert why.sentence == "history was rewritten at message 2"
+    assert why.sentence == "history was rewritten at message 2 (user)"
     assert b'slotkeeper_cold_total{cause="history"} 1.0' in bench.metrics.render()[0]
 
 
@@ -143,6 +145,8 @@ def test_a_client_that_wants_no_cache() -> None:
     ("bench", "more", "cause"),
     [
         ({}, {}, "displaced"),
+        ({"evicted": ("c",)}, {}, "evicted"),
+        ({"evicted": ("another",)}, {}, "displaced"),
         ({"mode": Mode.FORWARD}, {}, "forward"),
         ({"restarted": NOON + 1}, {}, "restarted"),
         ({"restarted": NOON - 1}, {}, "displaced"),

@@ -67,7 +67,8 @@ def twice(
     """A request, its answer, and the request that follows."""
 
     def play(desk: Desk) -> Result:
-        before, after = ({"tools": tools[0]}, {"tools": tools[1]}) if tools else ({}, {})
+        before: dict[str, Any] = {"tools": tools[0]} if tools else {}
+        after: dict[str, Any] = {"tools": tools[1]} if tools else {}
         desk.hear(desk.ask(*first, **before), said)
         return desk.ask(*then, **after)
 

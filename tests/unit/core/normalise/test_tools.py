@@ -13,11 +13,12 @@ from tests.unit.core.normalise.kit import Desk, assistant, rules, tool, user
 LONG = "an answer that is long enough"
 
 
-def turns(*lists: list[Any], switches: tuple[str, ...] = ()) -> list[Any]:
+def turns(*lists: list[Any] | None, switches: tuple[str, ...] = ()) -> list[Any]:
     """The tools that went out, turn by turn of one conversation."""
     desk, history, out = Desk(rules=switches), [user("q")], []
     for number, tools in enumerate(lists):
-        made = desk.ask(*history, **({} if tools is None else {"tools": tools}))
+        more: dict[str, Any] = {} if tools is None else {"tools": tools}
+        made = desk.ask(*history, **more)
         desk.hear(made, assistant(f"{LONG} {number}"))
         history += [assistant(f"{LONG} {number}"), user("r")]
         out.append(orjson.loads(made.raw).get("tools"))
