@@ -137,9 +137,10 @@ def normalise(
         item = draft.messages[number]
         item.put(system.noted(item.value, note))
     _apply(_TEMPLATE, draft, context)
+    before = found.before or found.like
     if not draft.changes:
-        return Result(raw, body, (), after, found.before, found.known)
-    return Result(*_written(raw, draft), tuple(draft.changes), after, found.before, found.known)
+        return Result(raw, body, (), after, before, found.known)
+    return Result(*_written(raw, draft), tuple(draft.changes), after, before, found.known)
 
 
 def answered(row: Conversation, message: bytes, prompt_n: int | None) -> Conversation:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain, compress, islice, repeat
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -20,7 +20,8 @@ from proxy.core.ledger import Answer, Conversation
 from proxy.core.normalise import clocks
 from proxy.core.normalise.system import first_user, reminder_left, stood_still
 
-ANCHOR_CHARS = 24  # an assistant's text this long is its conversation's own
+ID_CHARS = 12  # a tool call's id this long is nobody else's
+RUN = 4  # so many messages in a row are no coincidence
 KEYS = 16_384  # of messages met before
 COMPARED = 16  # conversations that began alike whose system texts are compared
 SIMILAR = 0.5  # share of a system text that has to be equal for it to be the same one, edited
@@ -46,14 +47,17 @@ class Found:
 
     ``before``: the conversation it continues or leaves, None for a new one. ``known``: how many
     leading messages are its lines. ``answers``: by message index, what the backend generated there.
-    ``goes_on``: it is still that conversation, not a branch. ``clock``: for a new one, the leading
-    system messages that went out first where only the clock differs.
+    ``goes_on``: it is still that conversation, not a branch. With another system text nothing is
+    ``known``: what was said under it is put back nowhere. ``like``: without one, a conversation
+    that looks alike, to explain a cold answer by and for nothing else. ``clock``: for a new one,
+    the leading system messages that went out first where only the clock differs.
     """
 
     before: Conversation | None = None
     known: int = 0
     answers: tuple[tuple[int, Answer], ...] = ()
     goes_on: bool = False
+    like: Conversation | None = None
     clock: tuple[bytes, ...] = ()
 
 
@@ -97,14 +101,22 @@ class Book:
         return Said(value, json, found)
 
     def find(self, namespace: bytes, said: Sequence[Said], head: int, client: str) -> Found:
-        """The conversation these messages belong to: deepest match, then the most recent."""
+        """The conversation these messages belong to: deepest match, then the most recent.
+
+        Only proof makes it one (``_proved``): an equal sentence said elsewhere is none.
+        """
         spoken = any(message.role == "assistant" for message in said)
-        for row, certain in self._candidates(namespace, said, head, spoken=spoken):
+        like: Conversation | None = None
+        for row, same in self._candidates(namespace, said, head, client, spoken=spoken):
             known = _known(row, said, head, client)
-            if (certain or known > head) if spoken else known == len(said) == len(row.lines):
-                answers = _answers(row, said, known, head)
+            if _proved(row, said, known, head, same=same, spoken=spoken):
+                answers = _answers(row, said, known)
                 return Found(row, known, answers, _goes_on(row, said, known))
-        return Found(clock=self._clock(namespace, said[:head], client) if head else ())
+            if known > head + 1 and spoken:  # its system text was edited, or it is a twin
+                return Found(row, goes_on=_goes_on(row, said, known))
+            like = like or (row if spoken else None)
+        clock = self._clock(namespace, said[:head], client) if head else ()
+        return Found(like=like, clock=clock)
 
     def keep(self, row: Conversation) -> list[str]:
         """Take in a conversation, in place of its older self; the ids of those dropped for it."""
@@ -149,23 +161,29 @@ class Book:
         return gone
 
     def _candidates(
-        self, namespace: bytes, said: Sequence[Said], head: int, *, spoken: bool
+        self, namespace: bytes, said: Sequence[Said], head: int, client: str, *, spoken: bool
     ) -> Iterator[tuple[Conversation, bool]]:
         """Deepest first, at one depth those with the same system text, then the most recent.
 
-        Beside each: whether what was found can only be this conversation's.
+        Beside each: whether its system text is the same but for a clock. Of those where it is
+        another one only a few are compared.
         """
         places = list(_running(namespace, [message.key for message in said[head:]]))
         anchors = _anchors(namespace, ((m.value, m.key) for m in reversed(said))) if spoken else ()
-        for place, certain in chain(zip(reversed(places), repeat(True)), anchors):
-            holders = self._places.get(place)
-            if not holders:
-                continue
-            rows = [self._rows[holder] for holder in reversed(holders)]  # the most recent first
-            same = [_same_head(row, said, head) for row in rows]
-            yield from zip(compress(rows, same), repeat(certain))
-            others = islice(compress(rows, (not equal for equal in same)), COMPARED)
-            yield from ((row, certain) for row in others if _like_head(row, said, head))
+        compared = 0
+        for place in chain(reversed(places), anchors):
+            others: list[Conversation] = []
+            for holder in reversed(self._places.get(place, {})):  # the most recent first
+                row = self._rows[holder]
+                if _same_head(row, said, head):
+                    yield row, True
+                elif len(others) + compared < COMPARED:
+                    others.append(row)
+            compared += len(others)
+            for row in others:
+                same = _same_but_clock(row, said, head, client)
+                if same or _like_head(row, said, head):
+                    yield row, same
 
     def _clock(self, namespace: bytes, said: Sequence[Said], client: str) -> tuple[bytes, ...]:
         mark = _clock_mark(namespace, [message.value for message in said], client)
@@ -232,11 +250,68 @@ def _common(a: bytes, b: bytes, most: int) -> int:
     return low
 
 
+def _same_but_clock(row: Conversation, said: Sequence[Said], head: int, client: str) -> bool:
+    """Whether the leading system messages differ from the row's in clocks and counters only."""
+    if row.head != head:
+        return False
+    for line, message in zip(row.lines[:head], said[:head], strict=True):
+        old, new = text_of(orjson.loads(line.went)), text_of(message.value)
+        if old is None or new is None:
+            return False
+        if clocks.differences(old, new, shared=False, client=client) is None:
+            return False
+    return True
+
+
+def _proved(
+    row: Conversation, said: Sequence[Said], known: int, head: int, *, same: bool, spoken: bool
+) -> bool:
+    """Whether the request belongs to this conversation, beyond looking like it.
+
+    Its history repeats the row's from the start, under the same system text; or a tool call in it
+    has an id of the row's; or, where the beginning was trimmed, a run of messages is the row's.
+    A request without an assistant message opens a conversation, unless it is an identical resend.
+    """
+    if not spoken:
+        return same and known == len(said) == len(row.lines)
+    if same and known > head:
+        return True
+    return _shares_call(row, said) or (same and _longest_run(row, said, head) >= RUN)
+
+
+def _shares_call(row: Conversation, said: Sequence[Said]) -> bool:
+    """Whether both have a tool call of one id, made by the backend and long enough to be unique."""
+    made = {name for answer in row.answers for name in _call_ids(orjson.loads(answer.message))}
+    return any(made.intersection(_call_ids(message.value)) for message in said) if made else False
+
+
+def _call_ids(message: Any) -> set[str]:
+    ids = (call.get("id") for call in calls(message))
+    return {name for name in ids if isinstance(name, str) and len(name) >= ID_CHARS}
+
+
+def _longest_run(row: Conversation, said: Sequence[Said], head: int) -> int:
+    """How many messages in a row, up to the request's last answer, are the row's last ones."""
+    keys = [line.key for line in row.lines[row.head :]]
+    latest = row.answers[-1] if row.answers else None
+    if latest is not None and latest.at == len(row.lines):
+        keys.append(latest.key)
+    ours = [message.key for message in said[head:]]
+    while ours and (not keys or ours[-1] != keys[-1]):
+        ours.pop()
+    count = 0
+    for one, other in zip(reversed(ours), reversed(keys), strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
 def _known(row: Conversation, said: Sequence[Said], head: int, client: str) -> int:
     """How many leading messages repeat the row's lines. The head counts as one, if of equal length.
 
-    An old user message from which only a clock or reminders vanished is a repeated one; the last
-    message is nothing old.
+    An old user message from which only a clock or reminders vanished is a repeated one, if what
+    follows it is what followed it; the last message is nothing old.
     """
     if row.head != head:
         return 0
@@ -244,7 +319,7 @@ def _known(row: Conversation, said: Sequence[Said], head: int, client: str) -> i
     known = head
     for line, message in zip(row.lines[head:], said[head:], strict=False):
         if line.key != message.key:
-            if known == len(said) - 1:
+            if not _follows(row, said, known + 1):
                 break
             old = orjson.loads(line.went)
             same = stood_still(old, message.value, client, first=known == first)
@@ -254,20 +329,31 @@ def _known(row: Conversation, said: Sequence[Said], head: int, client: str) -> i
     return known
 
 
-def _answers(
-    row: Conversation, said: Sequence[Said], known: int, head: int
-) -> tuple[tuple[int, Answer], ...]:
-    """Generated messages that are in the request beyond what is known, each at its place.
+def _follows(row: Conversation, said: Sequence[Said], number: int) -> bool:
+    """Whether the message at this place is the row's there, or one generated there."""
+    if number >= len(said):
+        return False
+    if number < len(row.lines) and row.lines[number].key == said[number].key:
+        return True
+    return any(a.at == number and a.key == said[number].key for a in row.answers)
 
-    Beyond a rewritten beginning they are found by what they say alone.
+
+def _answers(row: Conversation, said: Sequence[Said], known: int) -> tuple[tuple[int, Answer], ...]:
+    """Generated messages that are in the request beyond what is known.
+
+    At the place they were generated for, right behind what is known; or, where the beginning was
+    rewritten, those with a tool call of the same id.
     """
-    made = {answer.key: answer for answer in row.answers}
-    here = {(answer.at, answer.key): answer for answer in row.answers}
-    return tuple(
-        (number, here.get((number, message.key), made[message.key]))
-        for number, message in enumerate(said[known:], known)
-        if message.role == "assistant" and message.key in made and number >= head
-    )
+    found: list[tuple[int, Answer]] = []
+    for number, message in enumerate(said[known:], known):
+        ids = _call_ids(message.value) if message.role == "assistant" else set()
+        for answer in row.answers:
+            here = answer.at == number == known and message.role == "assistant"
+            if answer.key == message.key and (
+                here or ids & _call_ids(orjson.loads(answer.message))
+            ):
+                found.append((number, answer))
+    return tuple(dict(found).items())
 
 
 def _goes_on(row: Conversation, said: Sequence[Said], known: int) -> bool:
@@ -291,17 +377,13 @@ def _running(namespace: bytes, keys: Iterable[bytes]) -> Iterator[bytes]:
         yield last
 
 
-def _anchors(
-    namespace: bytes, messages: Iterable[tuple[Any, bytes]]
-) -> Iterator[tuple[bytes, bool]]:
-    """Marks of assistant messages, and whether each is long enough to be its conversation's own."""
+def _anchors(namespace: bytes, messages: Iterable[tuple[Any, bytes]]) -> Iterator[bytes]:
+    """Marks of assistant messages: where to look when the beginning was rewritten."""
     for value, mark in messages:
-        if not isinstance(value, dict) or value.get("role") != "assistant":
-            continue
-        if called := calls(value):  # many begin with one and the same call; its id tells
-            ids = b"".join(orjson.dumps(call.get("id")) for call in called)
-            yield _ANCHOR + namespace + mark + ids, True
-        yield _ANCHOR + namespace + mark, len((text_of(value) or "").strip()) >= ANCHOR_CHARS
+        if isinstance(value, dict) and value.get("role") == "assistant":
+            for name in sorted(_call_ids(value)):  # many begin with one and the same call
+                yield _ANCHOR + namespace + mark + name.encode("utf-8", "surrogatepass")
+            yield _ANCHOR + namespace + mark
 
 
 def _said_marks(row: Conversation) -> Iterator[bytes]:
@@ -314,7 +396,7 @@ def _said_marks(row: Conversation) -> Iterator[bytes]:
         if 0 <= at < len(places):
             yield from _running(places[at], [answer.key])
     made = ((orjson.loads(answer.message), answer.key) for answer in row.answers)
-    yield from (mark for mark, _ in _anchors(row.namespace, made))
+    yield from _anchors(row.namespace, made)
 
 
 def _head(row: Conversation) -> tuple[bytes, ...]:

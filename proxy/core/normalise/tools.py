@@ -6,7 +6,6 @@ from typing import Any
 
 import orjson
 
-from proxy.core.conversation import sorted_json
 from proxy.core.normalise.base import Context, Draft, Item
 
 REMEMBERED = 1024  # tools a conversation's order may hold

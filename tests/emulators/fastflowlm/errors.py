@@ -1,0 +1,35 @@
+"""What the real server throws, or dies of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class JsonError(Exception):
+    """An exception of nlohmann::json; its text is what a client reads."""
+
+
+class UndefinedBehaviour(Exception):  # noqa: N818  # the standard's name for it
+    """The real process would most likely crash here."""
+
+
+class Disconnected(Exception):  # noqa: N818  # a state, and no mistake of ours
+    """The connection is gone; nothing can be written."""
+
+
+def kind_of(value: Any) -> str:
+    """The name nlohmann::json has for a value's type."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    return {str: "string", list: "array", dict: "object"}.get(type(value), "discarded")
+
+
+def type_error(wanted: str, value: Any) -> JsonError:
+    """``type must be X, but is Y`` as ``get<T>`` throws it."""
+    return JsonError(
+        f"[json.exception.type_error.302] type must be {wanted}, but is {kind_of(value)}"
+    )
