@@ -236,8 +236,13 @@ class App:
             return
         self._written = LedgerWriter(self.ledger, self.metrics)
         for row in reversed(rows):
-            for gone in self._book.keep(row):
-                self._written.gone(gone)
+            try:
+                gone = self._book.keep(row)
+            except Exception as error:  # noqa: BLE001 - a damaged row may not stop the proxy
+                log.warning("ledger.row-dropped", error=type(error).__name__)
+                gone = [row.id]
+            for one in gone:
+                self._written.gone(one)
         self.metrics.conversations.set(len(self._book))
         log.info("ledger.opened", conversations=len(self._book), dropped=self.ledger.dropped)
 

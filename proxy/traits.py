@@ -32,6 +32,7 @@ class Served:
         self._clock = clock
         self._instance = ""
         self.model = ""
+        self.adapters = True  # it has LoRA adapters, or may have
         self.traits = Traits()
         self.restarted = 0.0  # when another process was first seen in place of the one before
 
@@ -47,6 +48,7 @@ class Served:
             rendered = {name: await _render(backend, body) for name, body in SAMPLES.items()}
         except SlotkeeperError:
             return self.traits
+        self.adapters = bool(facts.identity.get("lora", True))
         self.model, self.traits = facts.model, traits(rendered, facts.template or None)
         if self.traits != Traits():
             self.restarted = self._clock() if self._instance else self.restarted

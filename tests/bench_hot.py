@@ -29,6 +29,7 @@ class Served:
     """A template that renders everything."""
 
     model = "bench"
+    adapters = False
     traits = Traits(mid_system=False, two_systems=True)
 
 

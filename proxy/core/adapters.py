@@ -9,14 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from proxy.core.slots import Content
 
 
 class Adapters:
     """Whether requests with several sets have come; most users never send any."""
 
-    def __init__(self) -> None:
-        """None has come."""
+    def __init__(self, present: Callable[[], bool]) -> None:
+        """None has come. ``present``: whether the backend has adapters at all."""
+        self._present = present
         self._first: bytes | None = None
         self._several = False
 
@@ -28,4 +31,4 @@ class Adapters:
         if self._first is None:
             self._first = named
         self._several = self._several or named != self._first
-        return self._several and (held is None or held.prompt.adapters != named)
+        return self._several and self._present() and (held is None or held.prompt.adapters != named)

@@ -37,8 +37,7 @@ _ADVICE = {
     Cold.RESTARTED: "A snapshot would have survived it: see the settings of the store.",
     Cold.DISPLACED: "More slots, or a store for snapshots, keep more conversations.",
     Cold.EVICTED: "A larger store keeps more snapshots.",
-    Cold.FORWARD: "Run `slotkeeper doctor`: it says why this backend is not driven.",
-    Cold.NEW: "Nothing: a first prompt has to be read.",
+    Cold.FORWARD: "/_slotkeeper/readyz says why this backend is not driven, and what lifts it.",
     Cold.UNKNOWN: "Another program that uses the same backend can be the reason.",
 }
 _EMPTY_THINK = (
@@ -139,7 +138,6 @@ def rendered_difference(before: str, now: str, traits: Traits | None = None) -> 
 
 def lost(
     *,
-    new: bool = False,
     rolled_over: bool = False,
     forward: bool = False,
     restarted: bool = False,
@@ -149,14 +147,11 @@ def lost(
 ) -> Why:
     """What happened to the slot, when nothing in the prompt differs.
 
-    ``new``: the conversation has no earlier request. ``rolled_over``: the template writes the date
-    by itself, and it is another one since the last request. ``forward``: the backend chooses its
-    slots. ``restarted``: since the last request. ``displaced``: another conversation ran in the
-    slot. ``evicted``: a snapshot of this one was removed since. ``missing``: how many tokens of the
-    last prompt were not reused.
+    ``rolled_over``: the template writes the date by itself, and it is another one since the last
+    request. ``forward``: the backend chooses its slots. ``restarted``: since the last request.
+    ``displaced``: no slot and no snapshot was known to hold it. ``evicted``: a snapshot of it was
+    removed to make room. ``missing``: how many tokens of the last prompt were not reused.
     """
-    if new:
-        return _why(Cold.NEW, "a new conversation")
     if rolled_over:
         return _why(Cold.DATE, "the template's date rolled over")
     if missing is not None and 0 < missing <= _FEW_TOKENS:
@@ -170,9 +165,9 @@ def lost(
     if restarted:
         return _why(Cold.RESTARTED, "slot was lost: the backend restarted")
     if displaced:
-        sentence = "slot was lost: another conversation took it and no snapshot held this one"
+        sentence = "slot was lost: no slot and no snapshot held this conversation any more"
         return _why(Cold.DISPLACED, sentence)
-    return _why(Cold.UNKNOWN, "nothing in the prompt differs and no slot was lost")
+    return _why(Cold.UNKNOWN, "nothing in the prompt differs, and the slot was expected to hold it")
 
 
 def _why(cause: Cold, sentence: str, cut: Difference | None = None) -> Why:

@@ -21,10 +21,9 @@ class Cold(StrEnum):
     TEMPLATE = "template"  # the chat template renders the same messages differently
     DATE = "date"  # the date the chat template writes rolled over
     RESTARTED = "restarted"  # the backend restarted and no snapshot held the conversation
-    DISPLACED = "displaced"  # another conversation took the slot and no snapshot held this one
+    DISPLACED = "displaced"  # no slot and no snapshot held the conversation any more
     EVICTED = "evicted"  # the same, and its snapshot had been removed to make room
     FORWARD = "forward"  # mode forward: the backend chooses
-    NEW = "new"  # a new conversation
     UNKNOWN = "unknown"  # nothing differs and no slot was lost
 
 
@@ -50,3 +49,9 @@ def quoted(why: Why) -> str:
         return why.sentence
     before, after = (f"`{side}`" if side else "nothing" for side in (why.before, why.after))
     return f"{why.sentence}: {before} → {after}"
+
+
+def told(why: Why) -> dict[str, str]:
+    """For the decision log: all of it, and the sentence with both sides."""
+    fields = {name: getattr(why, name) for name in ("sentence", "before", "after", "advice")}
+    return {"cause": str(why.cause), **fields, "text": quoted(why)}

@@ -27,8 +27,11 @@ def system(value: Any) -> list[Message]:
     return [{"role": "system", "content": _content(parts)}] if parts else []
 
 
-def messages(values: Any) -> list[Message]:
-    """The field ``messages``. Raises ``BadRequestError`` for what is no list of messages."""
+def messages(values: Any, inputs: Mapping[tuple[int, int], bytes]) -> list[Message]:
+    """The field ``messages``; ``inputs``: by message and block, tool inputs to be taken as spelt.
+
+    Raises ``BadRequestError`` for what is no list of messages.
+    """
     if not isinstance(values, list):
         raise BadRequestError("'messages' must be a list.")
     found: list[Message] = []
@@ -40,7 +43,8 @@ def messages(values: Any) -> list[Message]:
         if role == "user":
             found += _user(content, place)
         elif role == "assistant":
-            found.append(_assistant(content, place))
+            spelt = {at: text for (number, at), text in inputs.items() if number == index}
+            found.append(_assistant(content, place, spelt))
         elif role == "system":  # in the middle of a conversation: it stays where it is
             found.append({"role": "system", "content": _content(_parts(content, place))})
         else:
@@ -74,19 +78,20 @@ def _user(content: Any, place: str) -> list[Message]:
     return results
 
 
-def _assistant(content: Any, place: str) -> Message:
+def _assistant(content: Any, place: str, inputs: Mapping[int, bytes]) -> Message:
     """One message: what the model generated as one text was cut into blocks for the client."""
     text: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
-    for block in _blocks(content, place):
+    for at, block in enumerate(_blocks(content, place)):
         kind = block.get("type")
         if kind == "text":
             text.append(_string(block, "text", place))
         elif kind == "thinking":
             thoughts.append(_string(block, "thinking", place))
         elif kind == "tool_use":
-            arguments = orjson.dumps(block.get("input", {})).decode()
+            spelt = inputs.get(at) or orjson.dumps(block.get("input", {}))
+            arguments = spelt.decode()
             function = {"name": _string(block, "name", place), "arguments": arguments}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
     message: Message = {"role": "assistant", "content": "".join(text)}

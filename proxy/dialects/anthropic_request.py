@@ -28,9 +28,10 @@ _DROPPED = (
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
 
-def convert(body: Mapping[str, Any]) -> dict[str, Any]:
+def convert(body: Mapping[str, Any], inputs: Mapping[tuple[int, int], bytes]) -> dict[str, Any]:
     """A chat request that says the same; equal input, equal output, in the same order.
 
+    ``inputs``: by message and block, tool inputs whose own bytes are to be kept.
     Raises ``BadRequestError`` for what is no Anthropic request.
     """
     left_out = {*_CONVERTED, *_DROPPED}
@@ -45,7 +46,9 @@ def convert(body: Mapping[str, Any]) -> dict[str, Any]:
     if stops := body.get("stop_sequences"):
         chat["stop"] = stops
         chat["verbose"] = True  # only so the engine tells which of them it met
-    chat["messages"] = content.system(body.get("system")) + content.messages(body.get("messages"))
+    chat["messages"] = content.system(body.get("system")) + content.messages(
+        body.get("messages"), inputs
+    )
     return chat
 
 

@@ -13,13 +13,11 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import orjson
 from aiohttp import web
 
-from proxy.core.adapters import Adapters
 from proxy.core.normalise.clients import Side
 from proxy.core.placement import Need
 from proxy.core.records import Prompt
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from proxy.dialects.base import Call
     from proxy.scheduler import Scheduler
     from proxy.server.explainer import Explainer
-    from proxy.server.normaliser import Normaliser
+    from proxy.server.normaliser import Normaliser, Turn
     from proxy.server.passthrough import Passthrough
     from proxy.server.record import Recorder
     from proxy.tokens import Counter
@@ -47,7 +45,8 @@ NO_STORE = "X-Slotkeeper-No-Store"
 NORMALISE = "X-Slotkeeper-Normalise"  # "off": this request goes on as it came
 OURS = ("content-type", "accept-encoding")  # the body goes on as JSON, the answer is read here
 BODY_HEADERS = ("content-length", "content-type")
-REFUSED = (400, 500)  # what a template that cannot render a request is answered with
+REFUSED, FAILED = 400, 500  # a template that cannot render it; 500 from older builds
+TOO_LONG = b"exceed_context_size_error"
 
 
 class Chat:
@@ -74,7 +73,6 @@ class Chat:
         self._passthrough = passthrough
         self._recorder = recorder
         self._ping_interval = ping_interval
-        self._adapters = Adapters()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve one request; the story of the product."""
@@ -85,10 +83,9 @@ class Chat:
         except Unreadable:
             return await self._passthrough.computing(request, raw)
         exchange = Exchange(request, dialect, call, self._recorder.now())
-        namespace = blake2b(keys.client_key(request).encode(), digest_size=16).digest()
         if call.chat:
-            call = self._normalised(exchange, namespace)
-        prompt = self._prompt(exchange, namespace)
+            call = self._normalised(exchange)
+        prompt = self._prompt(exchange)
         need = Need(prompt, wanted=call.id_slot, wide=call.wide, cache=call.cache)
         exact = partial(self._exact, exchange, prompt)
         try:
@@ -113,22 +110,23 @@ class Chat:
         finally:
             self._done(exchange)
 
-    def _normalised(self, exchange: Exchange, namespace: bytes) -> Call:
+    def _normalised(self, exchange: Exchange) -> Call:
         """Byte-stable, as far as the ledger and the client allow."""
         headers = exchange.request.headers
         exchange.turn = self._normaliser.prepare(
             exchange.call,
             headers,
-            namespace,
+            exchange.namespace,
             keep=NO_STORE not in headers,
             off=headers.get(NORMALISE, "").lower() == "off",
         )
         exchange.call = exchange.turn.call
         return exchange.call
 
-    def _prompt(self, exchange: Exchange, namespace: bytes) -> Prompt:
+    def _prompt(self, exchange: Exchange) -> Prompt:
         """The prefix chain; without it (a fault of ours) the request is simply cold."""
-        call, row = exchange.call, exchange.turn.row if exchange.turn else None
+        call, namespace = exchange.call, exchange.namespace
+        row = exchange.turn.row if exchange.turn else None
         try:
             prompt = exchange.dialect.prompt(call, namespace)
         except Exception as error:  # noqa: BLE001 - rule 10
@@ -183,18 +181,15 @@ class Chat:
 
     def _doubtful(self, lease: Lease) -> bool:
         held = None if lease.slot is None else self._scheduler.table[lease.slot].content
-        return self._adapters.doubtful(lease.prompt.adapters, held)
+        return self._normaliser.adapters.doubtful(lease.prompt.adapters, held)
 
     async def _relay(
         self, exchange: Exchange, lease: Lease, upstream: Upstream
     ) -> web.StreamResponse:
         call = exchange.call
         relay = Relay(self._scheduler, lease, exchange.payloads if call.keep else None)
-        if upstream.status in REFUSED and exchange.turn and exchange.turn.altered:
-            exchange.call = self._normaliser.refused(exchange.turn)
-            return await self._send(exchange, lease)
         if upstream.status != OK:
-            return await self._refused(exchange, upstream)
+            return await self._refused(exchange, lease, upstream)
         if call.stream:
             return await relay.stream(exchange.client, upstream, exchange.events)
         if not call.streamable:
@@ -206,12 +201,17 @@ class Chat:
             return await self._send(exchange, lease)
         return self._complete(exchange, upstream, status, answer)
 
-    async def _refused(self, exchange: Exchange, upstream: Upstream) -> web.StreamResponse:
+    async def _refused(
+        self, exchange: Exchange, lease: Lease, upstream: Upstream
+    ) -> web.StreamResponse:
         """The backend said no: its own words, as an event where the headers have left already.
 
-        Read whole first: meanwhile a ping may send the headers.
+        Read whole first: meanwhile a ping may send the headers. If it was the rules' doing, the
+        client's own request has its chance.
         """
         body = await upstream.read()
+        if exchange.turn and exchange.turn.altered and _may_be_ours(exchange, upstream, body):
+            return await self._unaltered(exchange, lease, exchange.turn)
         if exchange.client.begun:
             return await exchange.client.write(exchange.events.fail(body))
         refusal = exchange.events.whole(upstream.status, body)
@@ -222,11 +222,27 @@ class Chat:
         response.headers.extend(without(upstream.headers, ("content-length",)))
         return response
 
+    async def _unaltered(self, exchange: Exchange, lease: Lease, turn: Turn) -> web.StreamResponse:
+        exchange.call = self._normaliser.revert(turn)
+        lease.prompt = self._prompt(exchange)
+        answer = await self._send(exchange, lease)
+        if exchange.status == OK:
+            self._normaliser.refused(turn)
+        return answer
+
     def _complete(
         self, exchange: Exchange, upstream: Upstream, status: int, body: bytes
     ) -> web.Response:
         exchange.status = status
         return _answer(exchange, upstream, exchange.events.whole(status, body))
+
+
+def _may_be_ours(exchange: Exchange, upstream: Upstream, body: bytes) -> bool:
+    """Whether the rules may be why: a template refuses before anything is computed."""
+    streamed = exchange.call.stream or exchange.call.streamable
+    return TOO_LONG not in body and (
+        upstream.status == REFUSED or (streamed and upstream.status == FAILED)
+    )
 
 
 def _answer(exchange: Exchange, upstream: Upstream, body: bytes) -> web.Response:

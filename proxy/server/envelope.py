@@ -118,6 +118,8 @@ async def _stamp(request: web.Request, response: web.StreamResponse) -> None:
     request[_BEGUN] = True
     if REQUEST_ID in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
+        if request.path.startswith(ANTHROPIC):  # Anthropic's clients look for it under this name
+            response.headers["request-id"] = request[REQUEST_ID]
 
 
 def _refusal(request: web.Request, error: SlotkeeperError) -> web.Response:

@@ -6,7 +6,7 @@ both are rendered once more, to see what the template made of them; then it was 
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -15,6 +15,7 @@ import structlog
 
 from proxy.core.explain import Why, first_difference, lost, rendered_difference
 from proxy.core.records import Mode, Reason
+from proxy.core.why import told
 from proxy.effects import Tasks
 from proxy.telemetry.metrics import Where
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from proxy.core.ledger import Conversation
+    from proxy.core.queue import Lease
     from proxy.core.template import Traits
     from proxy.scheduler import Scheduler
     from proxy.server.normaliser import Normaliser
@@ -79,7 +81,8 @@ class Explainer:
     def look(self, exchange: Exchange) -> Why | None:
         """Why it reused less than its conversation's last prompt, if it did. Never raises.
 
-        None too where that takes a closer look, which then goes on by itself.
+        None too where that takes a closer look, which then goes on by itself. Nothing is quoted of
+        what is not remembered.
         """
         turn, lease = exchange.turn, exchange.lease
         before = turn.before if turn else None
@@ -98,13 +101,12 @@ class Explainer:
             self._fault(error)
             return None
         if why is None:
-            chosen = lease.reason in (Reason.PINNED, Reason.WIDE)  # not where it would have been
-            slot = partial(self._slot, before, turn.row, missing, chosen=chosen)
+            slot = partial(self._slot, before, turn.row, missing, lease)
             look = self._look_closer(exchange.request_id, before, turn.row, slot)
             self._tasks.spawn(look, "explain")
-        else:
-            self._metrics.cold(why.cause)
-        return why
+            return None
+        self._metrics.cold(why.cause)
+        return self._discreet(why, turn.row)
 
     async def _look_closer(
         self,
@@ -123,19 +125,25 @@ class Explainer:
             why = None
         why = why or slot()
         self._metrics.cold(why.cause)
-        self._history.explain(request_id, asdict(why))
+        self._history.explain(request_id, told(self._discreet(why, now)))
         log.info("cold", request_id=request_id, conversation=now.id, cause=str(why.cause))
 
-    def _slot(self, before: Conversation, now: Conversation, missing: int, *, chosen: bool) -> Why:
-        """``chosen``: the client said where to run, or took every slot."""
+    def _discreet(self, why: Why, row: Conversation) -> Why:
+        known = self._normaliser.known(row.id)
+        return why if known else replace(why, before="", after="")
+
+    def _slot(self, before: Conversation, now: Conversation, missing: int, lease: Lease) -> Why:
         restarted = self._served.restarted > before.used
         driven = self._scheduler.mode is Mode.EXCLUSIVE
+        chosen = lease.reason in (Reason.PINNED, Reason.WIDE)  # not where it would have been
+        expected = max((option.hit for option in lease.weighed), default=lease.option.hit)
+        held = chosen or expected + TAIL_TOKENS >= (before.prompt_n or 0)
         return lost(
             rolled_over=self._rolled_over(before, now),
             forward=not driven,
             restarted=restarted,
-            evicted=driven and self._evicted(now.id),
-            displaced=driven and not restarted and not chosen,
+            evicted=driven and not held and self._evicted(now.id),
+            displaced=driven and not held,
             missing=missing,
         )
 

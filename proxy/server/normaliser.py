@@ -6,6 +6,7 @@ Never in the way: a fault sends the original, counted (DESIGN.md rule 10).
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from hashlib import blake2b
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
+from proxy.core.adapters import Adapters
 from proxy.core.conversation import KEY_BYTES, text_of
 from proxy.core.ledger import Conversation
 from proxy.core.normalise import (
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("slotkeeper.normalise")
 
 ID_BYTES = 12
+FORGOTTEN = 1024  # ids of forgotten conversations an answer may still be running for
 
 
 class Served(Protocol):
@@ -46,6 +49,7 @@ class Served(Protocol):
 
     model: str
     traits: Traits
+    adapters: bool
 
 
 class Ledger(Protocol):
@@ -84,6 +88,8 @@ class Turn:
     changes: tuple[Change, ...] = ()
     shadow: bool = False
     kept: bool = False
+    origin: Conversation | None = None
+    reverted: bool = False  # the backend refused what was made of it; the original was sent
     original: Call = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,7 +98,7 @@ class Turn:
     @property
     def altered(self) -> bool:
         """What is sent is not what came."""
-        return bool(self.changes) and not self.shadow
+        return bool(self.changes) and not self.shadow and not self.reverted
 
     @property
     def rules(self) -> list[str]:
@@ -122,6 +128,8 @@ class Normaliser:
         self._on = on
         self._shadow = shadow
         self._served = served
+        self.adapters = Adapters(lambda: served.adapters)
+        self._forgotten: deque[str] = deque(maxlen=FORGOTTEN)
 
     def prepare(
         self, call: Call, headers: Mapping[str, str], namespace: bytes, *, keep: bool, off: bool
@@ -143,6 +151,7 @@ class Normaliser:
                 client=turn.client,
                 used=self._clock(),
             )
+            turn.origin = origin
             self._normalise(turn, origin, frozenset() if off else self._on)
         except Exception as error:  # noqa: BLE001 - rule 10
             self._fault(error)
@@ -151,8 +160,12 @@ class Normaliser:
         return turn
 
     def forgotten(self, turn: Turn) -> bool:
-        """Its conversation was dropped while it ran."""
-        return turn.kept and turn.row is not None and self._book.get(turn.row.id) is None
+        """Its owner had its conversation forgotten, perhaps while it ran."""
+        return turn.row is not None and turn.row.id in self._forgotten
+
+    def known(self, conversation: str) -> bool:
+        """It is remembered now."""
+        return self._book.get(conversation) is not None
 
     def answered(self, turn: Turn, message: bytes | None, prompt_n: int | None) -> None:
         """The answer ran to its end: ``message`` is what the backend generated, as JSON."""
@@ -163,24 +176,39 @@ class Normaliser:
             done = answered(turn.row, message, prompt_n)
             # Another request of the conversation may have come meanwhile; its answers stay.
             others = [answer for answer in row.answers if answer not in done.answers]
-            self._keep(replace(row, answers=(*others, *done.answers)[-ANSWERS:], prompt_n=prompt_n))
+            same = row.lines == turn.row.lines
+            self._keep(
+                replace(
+                    row,
+                    answers=(*others, *done.answers)[-ANSWERS:],
+                    prompt_n=prompt_n if same else row.prompt_n,
+                )
+            )
         except Exception as error:  # noqa: BLE001 - rule 10
             self._fault(error)
 
-    def refused(self, turn: Turn) -> Call:
+    def revert(self, turn: Turn) -> Call:
         """The backend refused what was made of the request: the original, to be tried instead."""
-        self._fault(ValueError())
-        if turn.row is not None:
-            lines = tuple(replace(line, went=line.came, note="") for line in turn.row.lines)
-            turn.row = replace(turn.row, lines=lines)
-            if turn.kept and not self.forgotten(turn):
-                self._keep(turn.row)
-        turn.changes, turn.call = (), turn.original
+        turn.reverted = True
+        turn.call = turn.original
         return turn.original
+
+    def refused(self, turn: Turn) -> None:
+        """The original was taken where the altered request was not: a fault of the rules'."""
+        self._fault(ValueError())
+        turn.changes = ()
+        if turn.origin is None:
+            return
+        try:
+            turn.row = self._made(turn, turn.origin, frozenset()).after
+        except Exception as error:  # noqa: BLE001 - rule 10
+            self._fault(error)
+        if turn.kept and turn.row is not None and not self.forgotten(turn):
+            self._keep(turn.row)
 
     def body(self, row: Conversation) -> Mapping[str, Any]:
         """What the conversation's last request was, for rendering it once more."""
-        return resent(row, self._context(row.client, self._on))
+        return resent(row, self._context(row.client, frozenset() if self._shadow else self._on))
 
     def conversations(self) -> list[Conversation]:
         """The most recently used first."""
@@ -189,6 +217,7 @@ class Normaliser:
     def forget(self, conversation: str) -> bool:
         """Drop one for good; False when it is not known."""
         found = self._book.forget(conversation)
+        self._forgotten.append(conversation)
         if found:
             self._ledger.gone(conversation)
             self._metrics.conversations.set(len(self._book))
@@ -237,7 +266,7 @@ class Normaliser:
 def _recognised(call: Call, headers: Mapping[str, str]) -> tuple[str, Side]:
     texts = {"system": "", "user": ""}
     for message in call.body["messages"][:4]:
-        role = message.get("role") if isinstance(message, dict) else None
+        role = str(message.get("role")) if isinstance(message, dict) else ""
         text = text_of(message)
         if role in texts and text and not texts[role]:
             texts[role] = text

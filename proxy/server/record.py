@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -11,7 +11,9 @@ from aiohttp import web
 from proxy.core.normalise.clients import Side
 from proxy.core.queue import Lease
 from proxy.core.records import Reason
+from proxy.core.why import told
 from proxy.dialects.openai_chat import generated
+from proxy.server import keys
 from proxy.server.envelope import REQUEST_ID, Handler
 from proxy.server.gate import OWN
 from proxy.server.relay import Client
@@ -52,6 +54,7 @@ class Exchange:
         self.request_id: str = request[REQUEST_ID]
         self.dialect = dialect
         self.call = call
+        self.namespace = blake2b(keys.client_key(request).encode(), digest_size=16).digest()
         self.started = now
         self.status = 0
         self.lease: Lease | None = None
@@ -177,5 +180,5 @@ def _conversation(exchange: Exchange) -> dict[str, Any]:
         "client": turn.client,
         "side": "" if turn.side is Side.MAIN else str(turn.side),
         "rules": [f"{name} (shadow)" if turn.shadow else name for name in turn.rules],
-        "cold": asdict(exchange.why) if exchange.why else None,
+        "cold": told(exchange.why) if exchange.why else None,
     }

@@ -123,6 +123,7 @@ class View:
         """
         known = self._talks is not None and self._talks.forget(conversation)
         self._scheduler.table.unsave(conversation)
+        self._history.forget(conversation)
         try:
             snapshots = await self._transfer.forget(conversation) if self._transfer else 0
             written = await self._ledger.flush() if self._ledger else True

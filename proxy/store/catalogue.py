@@ -134,6 +134,11 @@ class Catalogue:
         with _as_store_error():
             self._cache.delete(_name(kind, key))
 
+    def scrub(self) -> None:
+        """Leave nothing readable of what was deleted: not in free pages, not in the journal."""
+        with _as_store_error():
+            self._cache._sql("PRAGMA wal_checkpoint(TRUNCATE)")  # noqa: SLF001 - diskcache's own way
+
     def items(self, kind: str) -> dict[str, dict[str, Any]]:
         """All rows of one kind by key; foreign rows are dropped on the way."""
         prefix = _name(kind, "")
@@ -183,6 +188,7 @@ class Catalogue:
             tag_index=0,
             sqlite_journal_mode="wal",
             sqlite_synchronous=_FULL,
+            sqlite_secure_delete=1,  # what is deleted is overwritten
             sqlite_mmap_size=0,  # a mapped file cut short by somebody else kills the process
         )
 

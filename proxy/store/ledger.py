@@ -93,8 +93,11 @@ class LedgerStore:
     def _write(self, changed: Iterable[Conversation], gone: Iterable[str]) -> None:
         for conversation in changed:
             self._rows.put(CONVERSATION, conversation.id, to_row(conversation))
+        gone = tuple(gone)
         for key in gone:
             self._rows.delete(CONVERSATION, key)
+        if gone:
+            self._rows.scrub()
 
     def _shut(self) -> None:
         self._rows.close()

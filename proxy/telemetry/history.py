@@ -81,6 +81,13 @@ class History:
             if decision.request_id == request_id:
                 self._decisions[place] = replace(decision, cold=cold)
 
+    def forget(self, conversation: str) -> None:
+        """Its owner had it forgotten: nothing of it is quoted any more."""
+        for place, decision in enumerate(self._decisions):
+            if decision.cold and decision.conversation == conversation:
+                cold = {"cause": decision.cold["cause"]}
+                self._decisions[place] = replace(decision, cold=cold)
+
     def recent(self, n: int) -> list[Decision]:
         """At most ``n``, the newest first."""
         newest_first = list(reversed(self._decisions))

@@ -6,7 +6,8 @@ the new prompt (fastflowlm.md 3.3); what counts as history depends on the model'
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +86,17 @@ class Engine:
     def clear(self) -> None:
         """``clear_context()``: everything, the checkpoint included."""
         self.history, self.checkpoint, self.pinned, self.total = [], None, [], 0
+
+    @contextmanager
+    def used(self, record: Record) -> Iterator[None]:
+        """Work in the engine; whoever finds another at work races with it."""
+        if self.users:
+            record.race = True
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
 
     def configure(self, body: dict[str, Any]) -> None:
         """Take the sampling fields a request has; the others stay as the last request left them.

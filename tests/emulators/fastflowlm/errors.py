@@ -13,6 +13,14 @@ class UndefinedBehaviour(Exception):  # noqa: N818  # the standard's name for it
     """The real process would most likely crash here."""
 
 
+class Interrupted(Exception):  # noqa: N818  # a std::exception on the other side
+    """Something was thrown while an answer was generated."""
+
+
+class Crash(Exception):  # noqa: N818  # an event, not an error
+    """The process dies."""
+
+
 class Disconnected(Exception):  # noqa: N818  # a state, and no mistake of ours
     """The connection is gone; nothing can be written."""
 

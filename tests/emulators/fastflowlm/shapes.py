@@ -76,7 +76,7 @@ class Parser:
 
     def _special(self, token: str) -> Part | None:
         if token == "<|message|>":
-            self.mode = "reasoning" if "analys" in (self.header or []) else "content"
+            self.mode = "reasoning" if "analysis" in "".join(self.header or []) else "content"
             self.header = None
             return None
         if token in {"<|start|>", "<|channel|>"}:

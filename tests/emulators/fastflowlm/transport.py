@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -191,12 +191,12 @@ def to_json(value: Any, *, sort: bool = False) -> bytes:
 
 
 @asynccontextmanager
-async def watching(connection: Connection, left: asyncio.Event) -> AsyncIterator[None]:
-    """Set ``left`` when the client goes, as long as this is open."""
+async def watching(connection: Connection, left: Callable[[], None]) -> AsyncIterator[None]:
+    """Call ``left`` when the client goes, as long as this is open."""
 
     async def watch() -> None:
         await connection.gone()
-        left.set()
+        left()
 
     task = asyncio.create_task(watch())
     try:

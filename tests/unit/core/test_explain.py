@@ -709,16 +709,18 @@ def test_rendered_extends() -> None:
     assert rendered_difference(TURN, TURN) is None
 
 
+EXPECTED = "nothing in the prompt differs, and the slot was expected to hold it"
+
+
 @pytest.mark.parametrize(
     ("facts", "cause", "sentence"),
     [
-        ({}, Cold.UNKNOWN, "nothing in the prompt differs and no slot was lost"),
-        ({"new": True, "restarted": True}, Cold.NEW, "a new conversation"),
+        ({}, Cold.UNKNOWN, EXPECTED),
         ({"restarted": True}, Cold.RESTARTED, "slot was lost: the backend restarted"),
         (
             {"displaced": True},
             Cold.DISPLACED,
-            "slot was lost: another conversation took it and no snapshot held this one",
+            "slot was lost: no slot and no snapshot held this conversation any more",
         ),
         (
             {"displaced": True, "evicted": True},
@@ -735,7 +737,7 @@ def test_rendered_extends() -> None:
             Cold.TEMPLATE,
             "the end of the last prompt was split into other tokens",
         ),
-        ({"missing": 0}, Cold.UNKNOWN, "nothing in the prompt differs and no slot was lost"),
+        ({"missing": 0}, Cold.UNKNOWN, EXPECTED),
     ],
 )
 def test_lost(facts: dict[str, Any], cause: Cold, sentence: str) -> None:

@@ -54,6 +54,8 @@ class Bench:
     traits: Traits = field(default_factory=Traits)
     restarted: float = 0.0
     evicted: tuple[str, ...] = ()
+    unknown: bool = False
+    expected: int = 0
     prompts: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,6 +71,10 @@ class Bench:
         """As the normaliser."""
         return {"n": len(conversation.lines)}
 
+    def known(self, conversation: str) -> bool:
+        """As the normaliser."""
+        return not self.unknown
+
     async def render(self, body: Mapping[str, Any]) -> str:
         """As the backend."""
         return self.prompts.get(body["n"], "same" * body["n"])
@@ -82,7 +88,7 @@ class Bench:
         call: Any = CALL,
     ) -> Why | None:
         """After an answer of ``cache_n`` reused tokens."""
-        option = Option(slot=0, reason=reason, hit=0, n_tokens=9)
+        option = Option(slot=0, reason=reason, hit=self.expected, n_tokens=9)
         prompt = Prompt(seed=b"", chain=(), ends=(), size=0)
         lease = Lease(option, Kind.NARROW, prompt, reason, queued=0.0, started=0.0)
         if cache_n is not None:
@@ -106,6 +112,15 @@ def test_what_differs_is_told_at_once() -> None:
     assert why is not None
     assert why.sentence == "history was rewritten at message 2 (user)"
     assert b'slotkeeper_cold_total{cause="history"} 1.0' in bench.metrics.render()[0]
+
+
+def test_what_is_not_remembered_is_not_quoted() -> None:
+    """The client asked for it, or the owner had it forgotten."""
+    found = [
+        Bench(unknown=unknown).look(row("one", "two"), row("one", "other", "three"))
+        for unknown in (False, True)
+    ]
+    assert [bool(why and why.before and why.after) for why in found] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -147,6 +162,8 @@ def test_a_client_that_wants_no_cache() -> None:
         ({}, {}, "displaced"),
         ({"evicted": ("c",)}, {}, "evicted"),
         ({"evicted": ("another",)}, {}, "displaced"),
+        ({"evicted": ("c",), "expected": 90}, {}, "unknown"),
+        ({"expected": 100}, {}, "unknown"),
         ({"mode": Mode.FORWARD}, {}, "forward"),
         ({"restarted": NOON + 1}, {}, "restarted"),
         ({"restarted": NOON - 1}, {}, "displaced"),

@@ -31,6 +31,7 @@ class Served:
 
     model: str = "m"
     traits: Traits = field(default_factory=Traits)
+    adapters: bool = False
 
 
 @dataclass
@@ -234,8 +235,14 @@ def test_refused() -> None:
     later = {"role": "system", "content": "The time is 14:03."}
     turn = desk.ask(later, user("hello"), said("fine"), user("and now?"))
     assert "14:03" in sent(turn)[-1]["content"]
-    assert desk.normaliser.refused(turn) is turn.original
-    assert (turn.call, turn.altered, turn.rules) == (turn.original, False, [])
+    assert turn.altered
+    assert desk.normaliser.revert(turn) is turn.original
+    assert not turn.altered
+    before = desk.book.get(turn.row.id) if turn.row else None
+    assert before is not None
+    assert before.lines[-1].note  # until the original is taken, nothing is given up
+    desk.normaliser.refused(turn)
+    assert (turn.call, turn.rules) == (turn.original, [])
     row = desk.book.get(turn.row.id) if turn.row else None
     assert row is not None
     assert all(line.went == line.came and not line.note for line in row.lines)

@@ -125,6 +125,7 @@ async def test_what_is_known_of_the_conversation() -> None:
         "before": "14:02",
         "after": "14:03",
         "advice": "Take out",
+        "text": "system prompt changed at character 9: `14:02` → `14:03`",
     }
     assert [shadow[name] for name in ("conversation", "side", "rules", "cold")] == [
         "",
