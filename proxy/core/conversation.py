@@ -67,6 +67,14 @@ def text_of(message: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
+def texts_of(message: Mapping[str, Any]) -> list[str]:
+    """A message's texts, part by part; what is no text is left out."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [content]
+    texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
+    return [text for text in texts if isinstance(text, str)]
+
+
 def key(message: Any) -> bytes:
     """Equal for messages that mean the same; 16 bytes.
 
@@ -84,6 +92,12 @@ def key(message: Any) -> bytes:
 def json_equal(ours: Any, theirs: Any) -> bool:
     """Whether two argument strings are the same JSON: ``1.0`` is ``1``, key order aside."""
     return ours == theirs or _json(ours) == _json(theirs)
+
+
+def both_json(ours: str, theirs: str) -> bool:
+    """Whether two texts are JSON objects or lists, and equal as such."""
+    one, other = _json(ours), _json(theirs)
+    return isinstance(one, bytes) and one == other and bool(ours.strip() and theirs.strip())
 
 
 def sorted_json(data: bytes) -> bytes:
@@ -131,19 +145,23 @@ def _part(part: Any) -> Iterable[str | bytes]:
 
 
 def _json(value: Any) -> str | bytes:
-    """Canonical bytes of JSON in a string (or of a value); a string that is none, stripped."""
-    if isinstance(value, str):
-        text = value.strip()
-        if not text.startswith(("{", "[")):
-            return text or b"{}"
-        try:
-            value = orjson.loads(text)
-        except orjson.JSONDecodeError:
-            return text
-        long = "".join(f"#{digits}" for digits in sorted(_LONG_NUMBER.findall(text)))
-    else:
-        long = ""
-    return orjson.dumps(_whole(value), option=orjson.OPT_SORT_KEYS) + long.encode()
+    """Canonical bytes of JSON in a string (or of a value); a string that is none, stripped.
+
+    Long numbers stand behind it in the order of the text, and then its members stay in theirs: so
+    each belongs to its place.
+    """
+    if not isinstance(value, str):
+        return orjson.dumps(_whole(value), option=orjson.OPT_SORT_KEYS)
+    text = value.strip()
+    if not text.startswith(("{", "[")):
+        return text or b"{}"
+    long = _LONG_NUMBER.findall(text)
+    option = 0 if long else orjson.OPT_SORT_KEYS
+    try:
+        data = orjson.dumps(_whole(orjson.loads(text)), option=option)
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError, RecursionError):
+        return text  # too deep to be written again
+    return data + "".join(f"#{digits}" for digits in long).encode()
 
 
 def _whole(value: Any) -> Any:

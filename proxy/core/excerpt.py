@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from proxy.core.text import shared, shared_end
+
 QUOTED = 60  # characters of either side, at most
 _WIDEN = 30  # characters a quote grows to either side in search of the word's end
 _WORD_END = 40  # a cut at the end of a word must keep this many characters
@@ -23,7 +25,7 @@ def difference(before: str, after: str) -> Difference:
     """The smallest span that differs, widened to whole words."""
     at = shared(before, after)
     room = min(len(before), len(after)) - at
-    tail = _shared_end(before, after, room)
+    tail = shared_end(before, after, room)
     start = _word_start(before, at)
     stop = tail
     while stop > max(0, tail - _WIDEN) and (
@@ -43,18 +45,6 @@ def parting(before: str, after: str) -> Difference:
     return Difference(at, shown(before[start:]), shown(after[start:]))
 
 
-def shared(one: str, other: str) -> int:
-    """How many leading characters are equal; compares blocks, so it is fast on long texts."""
-    low, high = 0, min(len(one), len(other)) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 def shown(text: str) -> str:
     """At most ``QUOTED`` characters in one line: line ends escaped, nothing unprintable."""
     start = text[: 2 * QUOTED].replace("\r", "\\r").replace("\n", "\\n").replace("\t", "\\t")
@@ -64,18 +54,6 @@ def shown(text: str) -> str:
     line = line[: QUOTED - 1]
     word_end = line.rfind(" ")
     return (line[:word_end] if word_end >= _WORD_END else line) + "…"
-
-
-def _shared_end(one: str, other: str, room: int) -> int:
-    """How many trailing characters are equal, ``room`` at most."""
-    low, high = 0, room + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if one[len(one) - middle : len(one) - low] == other[len(other) - middle : len(other) - low]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def _word_start(text: str, at: int) -> int:

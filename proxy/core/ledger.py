@@ -60,3 +60,16 @@ class Conversation:
     prompt_n: int | None = None
     used: float = 0.0
     title: str = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes of its texts (of the short ones, characters); what several share counts once."""
+        held: dict[int, int] = {}
+        for line in self.lines:
+            held[id(line.came)] = len(line.came)
+            held[id(line.went)] = len(line.went)
+        for data in (*self.tools, *(data for _, data in self.order), self.settings):
+            held[id(data)] = len(data)
+        texts = (*(line.note for line in self.lines), *(name for name, _ in self.order), self.title)
+        answers = sum(len(answer.message) for answer in self.answers)
+        return sum(held.values()) + sum(map(len, texts)) + answers

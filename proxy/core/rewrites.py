@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
-from proxy.core.conversation import calls, json_equal
+from proxy.core.conversation import calls, json_equal, texts_of
 from proxy.core.excerpt import difference
 from proxy.core.ledger import Line
 from proxy.core.template import Traits
+from proxy.core.text import around_reminders
 from proxy.core.why import Cold, Why
 
 CLEARED = "[Old tool result content cleared]"  # Claude Code's micro-compaction (CC-9)
-_REMINDER = re.compile(r"<system-reminder>.*?</system-reminder>", re.DOTALL)
 _IN_A_ROW = 3  # messages that must agree before two places count as the same
 _ROLES = {
     "user": "user",
@@ -110,17 +109,12 @@ def _read(line: Line) -> _Message:
     if not isinstance(message, dict):
         message = {}
     content = message.get("content")
-    parts = content if isinstance(content, list) else [content]
-    texts = [
-        text
-        for part in parts
-        if (text := part.get("text") if isinstance(part, dict) else part) is not None
-    ]
+    parts = content if isinstance(content, list) else []
     reasoning = message.get("reasoning_content")
     found = calls(message)
     return _Message(
         role=str(message.get("role")),
-        text="\n".join(text for text in texts if isinstance(text, str)) + line.note,
+        text="\n".join(texts_of(message)) + line.note,
         reasoning=reasoning if isinstance(reasoning, str) else "",
         calls=tuple(
             (str(call["function"].get("name")), _arguments(call["function"])) for call in found
@@ -240,8 +234,9 @@ def _text(
 
     if CLEARED in new.text and CLEARED not in was.text:
         return told(f"an old result was cleared in {name}", _CLEARED)
-    old, given = _REMINDER.findall(was.text), _REMINDER.findall(new.text)
-    if old != given and _bare(was.text) == _bare(new.text):
+    old, around = around_reminders(was.text)
+    given, now_around = around_reminders(new.text)
+    if old != given and _bare(around) == _bare(now_around):
         return told(_reminder(now, place, old, given, name), _REMINDED)
     if len(now) < len(before):
         sentence = f"history was rewritten at {name}: {len(now)} messages instead of {len(before)}"
@@ -250,8 +245,8 @@ def _text(
     return told(f"history was rewritten at {name}", _TAIL if taken_back else _EDITED)
 
 
-def _bare(text: str) -> str:
-    return "".join(_REMINDER.sub("", text).split())
+def _bare(pieces: Sequence[str]) -> str:
+    return "".join("".join(pieces).split())
 
 
 def _reminder(

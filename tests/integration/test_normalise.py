@@ -411,6 +411,41 @@ async def test_the_refusal_of_the_original_is_the_clients(
     assert ("type" in answer.json) is (api == MESSAGES)
 
 
+async def test_a_refusal_of_both_costs_no_frozen_text(proxy: Proxy, fake: FakeLlamaServer) -> None:
+    """It was not the rules' doing: the clock, its note and the figures stay as they were."""
+    clock = "You are nice.\nCurrent time is 14:0{}:00."
+
+    def system(minute: int) -> dict[str, Any]:
+        return {"role": "system", "content": clock.format(minute)}
+
+    first = [system(1), user("one")]
+    answer = await proxy.ask(CHAT, {"messages": first})
+    said = answer.json["choices"][0]["message"]
+    second = [system(2), *first[1:], said, user("two")]
+    await proxy.ask(CHAT, {"messages": second})
+    noted = text(asked(fake)[-1], 3)
+    fake.fail("error", on=CHAT, status=400, times=2)
+    third = [system(3), *second[1:], said, user("three")]
+    assert (await proxy.ask(CHAT, {"messages": third})).status == 400
+    assert proxy.metric('faults_total{where="normalise"}') == 0
+    fake.requests.clear()
+    assert (await proxy.ask(CHAT, {"messages": third})).status == 200
+    (sent,) = asked(fake)
+    assert text(sent, 0) == clock.format(1)
+    assert text(sent, 3) == noted
+
+
+async def test_a_prompt_that_is_too_long_is_refused_once(
+    proxy: Proxy, fake: FakeLlamaServer
+) -> None:
+    """The rules are not why: the same prompt would be computed, and refused, again."""
+    fake.requests.clear()
+    answer = await proxy.ask(CHAT, {"messages": [user(part("hello " * fake.engine.n_ctx))]})
+    assert answer.status == 400
+    assert answer.json["error"]["type"] == "exceed_context_size_error"
+    assert len(asked(fake)) == 1
+
+
 async def test_an_unaltered_request_is_sent_once(proxy: Proxy, fake: FakeLlamaServer) -> None:
     """Nothing was changed, so its refusal is the client's at once."""
     fake.requests.clear()

@@ -188,6 +188,7 @@ async def test_another_adapter_set(
     It empties a slot where the request names another set, but takes no notice where it names none
     (llama-server.md 1.12), and its RAM cache never does: then the request must bring its own care.
     """
+    fake.lora = [{"id": 0, "path": "/adapters/one.gguf", "scale": 1.0}]
     await fake.restart(ram_cache=ram_cache)
     proxy = await serve()
     assert proxy.app.scheduler.mode is (Mode.FORWARD if ram_cache else Mode.EXCLUSIVE)

@@ -6,7 +6,6 @@ Rows are replaced, never changed in place.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -19,6 +18,7 @@ from proxy.core.conversation import KEY_BYTES, calls, key, text_of
 from proxy.core.ledger import Answer, Conversation
 from proxy.core.normalise import clocks
 from proxy.core.normalise.system import first_user, reminder_left, stood_still
+from proxy.core.text import common_lines, overlap
 
 ID_CHARS = 12  # a tool call's id this long is nobody else's
 RUN = 4  # so many messages in a row are no coincidence
@@ -125,7 +125,7 @@ class Book:
         marks = tuple(dict.fromkeys([*clock, *_said_marks(row)]))
         self._rows[row.id] = row
         self._marks[row.id] = marks
-        self._sizes[row.id] = _size(row)
+        self._sizes[row.id] = row.size
         for mark in marks:
             self._places.setdefault(mark, {})[row.id] = None
         return self._shrink()
@@ -215,39 +215,12 @@ def _like_head(row: Conversation, said: Sequence[Said], head: int) -> bool:
 
 
 def _alike(a: bytes, b: bytes) -> bool:
-    return overlap(a, b) >= SIMILAR or _common_lines(a, b) >= SIMILAR
+    return overlap(a, b) >= SIMILAR or common_lines(a, b) >= SIMILAR
 
 
 def _bare(message: bytes) -> bytes:
     """Without what all system messages begin and end with."""
     return message.removeprefix(_BEFORE).removesuffix(_BEHIND)
-
-
-def overlap(a: bytes, b: bytes) -> float:
-    """Which share of the longer one the common beginning and end of the two make up."""
-    shorter, longer = min(len(a), len(b)), max(len(a), len(b))
-    start = _common(a, b, shorter)
-    end = _common(a[::-1], b[::-1], shorter - start)
-    return (start + end) / longer if longer else 1.0
-
-
-def _common_lines(a: bytes, b: bytes) -> float:
-    """Which share of the longer one the lines make up that both have (texts in JSON)."""
-    ours, theirs = (Counter(text.split(b"\\n")) for text in (a, b))
-    common = sum(len(line) * count for line, count in (ours & theirs).items())
-    return common / max(len(a), len(b), 1)
-
-
-def _common(a: bytes, b: bytes, most: int) -> int:
-    """Length of the common beginning, at most ``most``, by bisection."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[:middle] == b[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _same_but_clock(row: Conversation, said: Sequence[Said], head: int, client: str) -> bool:
@@ -413,10 +386,3 @@ def _clock_mark(namespace: bytes, head: Sequence[Any], client: str) -> bytes:
         masked = clocks.masked(text, shared=True, client=client)
         digest.update(masked.encode("utf-8", "surrogatepass") + b"\0")
     return _CLOCK + digest.digest() if head else b""
-
-
-def _size(row: Conversation) -> int:
-    lines = sum(
-        len(line.came) + (0 if line.went is line.came else len(line.went)) for line in row.lines
-    )
-    return lines + sum(map(len, row.tools)) + sum(len(answer.message) for answer in row.answers)

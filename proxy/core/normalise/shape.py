@@ -9,9 +9,10 @@ from typing import Any
 from proxy.core.conversation import head_length, plain
 from proxy.core.normalise.base import Context, Draft, Item
 
-# volatile-fields.md CC-1: every field ends in ";". As a block of its own, or the leading run of a
-# string (bridges join blocks, with or without a line end).
-_BILLING = re.compile(r"x-a[nh]thropic-billing-header:[ \t]*(?:[A-Za-z_]+=[^;\s]*;[ \t]*)+\n*")
+# volatile-fields.md CC-1: every field ends in ";" and is one of cc_version, cc_entrypoint, cch,
+# cc_...: other words begin the prompt. As a block of its own, or the leading run of a string
+# (bridges join blocks, with or without a line end).
+_BILLING = re.compile(r"x-a[nh]thropic-billing-header:[ \t]*(?:cc[a-z_]*=[^;\s]*;[ \t]*)+\n*")
 _DROPPED = ("context_management",)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
+from proxy.core.conversation import sorted_json
 from proxy.core.normalise.base import Context, Draft, Item
 
 REMEMBERED = 1024  # tools a conversation's order may hold
@@ -27,8 +26,10 @@ def tool_order(draft: Draft, _context: Context) -> None:
     if "" in names or len(set(names)) < len(names):
         return
     for number, (name, item) in enumerate(zip(names, draft.tools, strict=True)):
-        if name in seen and item.json != seen[name][1] and _equal(item, seen[name][1]):
-            item.put_json(seen[name][1])
+        first = seen[name][1] if name in seen else item.json
+        # the same definition with its keys in another order
+        if item.json != first and sorted_json(item.json) == sorted_json(first):
+            item.put_json(first)
             draft.did("tool-order", f"tools[{number}]")
     last = len(seen)
     ranks = [seen[name][0] if name in seen else last for name in names]
@@ -49,11 +50,3 @@ def remembered(
     if now.items() <= held.items():
         return order
     return tuple({**held, **now}.items())[:REMEMBERED]
-
-
-def _equal(item: Item, data: bytes) -> bool:
-    """The same definition with its keys in another order."""
-    option = orjson.OPT_SORT_KEYS
-    return orjson.dumps(item.value, option=option) == orjson.dumps(
-        orjson.loads(data), option=option
-    )

@@ -10,8 +10,9 @@ from pathlib import Path
 import orjson
 
 from tests.emulators.fastflowlm.options import PROFILES, Options
+from tests.emulators.fastflowlm.process import NO_MODEL
 from tests.emulators.fastflowlm.script import Answer
-from tests.emulators.fastflowlm.server import NO_MODEL, Emulator
+from tests.emulators.fastflowlm.server import Emulator
 
 CRASHED = 139  # what a shell says of a segmentation fault
 
@@ -44,11 +45,10 @@ def parse(arguments: list[str]) -> tuple[Options, Path | None]:
     return Options(**given), script
 
 
-async def serve(options: Options, script: Path | None) -> int:
+async def serve(options: Options, answers: list[Answer]) -> int:
     """Run until the process is ended, or crashes by emulation."""
     emu = Emulator(options)
-    if script is not None:
-        emu.answers.extend(Answer(text) for text in orjson.loads(script.read_bytes()))
+    emu.answers.extend(answers)
     async with emu:
         print(f"flm-emu {emu.profile.version} at {emu.url} with {emu.current_tag}", flush=True)
         await emu.stopping.wait()
@@ -58,8 +58,10 @@ async def serve(options: Options, script: Path | None) -> int:
 def main() -> int:
     """The program."""
     options, script = parse(sys.argv[1:])
+    texts = orjson.loads(script.read_bytes()) if script else []
+    answers = [Answer(text) for text in texts]
     try:
-        return asyncio.run(serve(options, script))
+        return asyncio.run(serve(options, answers))
     except KeyboardInterrupt:
         return 0
 

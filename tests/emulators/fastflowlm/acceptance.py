@@ -211,7 +211,8 @@ SCENES: tuple[Row, ...] = (
     ),
     Row(
         "CKPT + stock template after a tool loop",
-        "inside one tool loop hits; the **first new user turn after a multi-step tool loop misses**",
+        "inside one tool loop hits; "
+        "the **first new user turn after a multi-step tool loop misses**",
         (
             Ask("s u1", "miss", tools=READ_WRITE),
             Ask("s u1 call r1", "hit", 2, "hit", tools=READ_WRITE),

@@ -22,7 +22,7 @@ HASHED = ("role", "content", "tool_calls", "tool_call_id", "name")
 def checksum(data: bytes, start: int = 0) -> int:
     """Little-endian 8-byte words and the bytes of the tail, added up modulo 2^64."""
     words = len(data) // 8
-    total = start + sum(struct.unpack_from(f"<{words}Q", data)) + sum(data[words * 8 :])
+    total: int = start + sum(struct.unpack_from(f"<{words}Q", data)) + sum(data[words * 8 :])
     return total & MASK
 
 

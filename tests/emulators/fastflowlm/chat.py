@@ -146,9 +146,7 @@ def _judge(
     return Prompt(messages[-1:] if verdict.hit else messages, tools, append=True)
 
 
-async def _run(
-    call: Call, engine: Engine, fields: Fields, rules: Policy, prompt: Prompt
-) -> None:
+async def _run(call: Call, engine: Engine, fields: Fields, rules: Policy, prompt: Prompt) -> None:
     emu, record = call.emu, call.record
     if fields.stream:
         call.token.reset()
@@ -217,16 +215,14 @@ class _Answering:
         parts: list[Part] = []
         planned = call.emu.plan(call.body, record, self.engine)
         with self.engine.used(record):
-            async for token in self.engine.generate(
-                planned, self.fields.limit, record, call.token
-            ):
+            async for token in self.engine.generate(planned, self.fields.limit, record, call.token):
                 record.text += token
                 part = self.parser.feed(token)
                 if part is not None:
                     parts.append(part)
                     if live:
                         await self._send(part)
-                call.emu.strike(call)
+                call.emu.strike(record, call.connection)
         if record.finish == "cancel":
             record.note("Generation Cancelled!")
             call.emu.layer.reset()

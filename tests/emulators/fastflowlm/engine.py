@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.emulators.fastflowlm.clock import Clock
-from tests.emulators.fastflowlm.errors import JsonError, UndefinedBehaviour, kind_of, type_error
+from tests.emulators.fastflowlm.errors import UndefinedBehaviour, kind_of, type_error
 from tests.emulators.fastflowlm.models import Model
 from tests.emulators.fastflowlm.normalise import Message
 from tests.emulators.fastflowlm.records import Record
@@ -152,9 +152,7 @@ class Engine:
         self.clear()
         return 0
 
-    async def insert(
-        self, prompt: Prompt, record: Record, cancelled: Callable[[], bool]
-    ) -> bool:
+    async def insert(self, prompt: Prompt, record: Record, cancelled: Callable[[], bool]) -> bool:
         """Prefill; False for "too long" and for a cancel (``record.finish`` tells them apart).
 
         Raises:
@@ -181,17 +179,15 @@ class Engine:
             self.checkpoint = list(self.history)
         return True
 
-    async def _prefill(
-        self, new: list[str], record: Record, cancelled: Callable[[], bool]
-    ) -> bool:
+    async def _prefill(self, new: list[str], record: Record, cancelled: Callable[[], bool]) -> bool:
         record.prefilled = len(new)
         speed = self.model.speed
         start = self.clock.now
         for done in range(0, len(new), self.chunk):
+            await record.pause("prefill")
             if cancelled():
                 return False
             size = min(self.chunk, len(new) - done)
-            await record.pause("prefill")
             constant = 0.0 if done else speed.a
             await self.clock.sleep(constant + speed.prefill(self.total + done, size))
             record.prefill_seconds = self.clock.now - start

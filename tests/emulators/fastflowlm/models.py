@@ -44,7 +44,6 @@ SPEEDS: dict[str, Speed] = {
 }
 
 
-
 @dataclass(frozen=True, slots=True)
 class Family:
     """What all sizes of a model have in common."""
@@ -80,12 +79,14 @@ FAMILIES: tuple[Family, ...] = (
     Family("phi4-mini-it", "chatml", "HIST", ("4b",), "4b"),
     Family("qwen2.5-it", "chatml", "HIST", ("3b",), "llama3.2:3b"),
     Family("qwen2.5vl-it", "chatml", "HIST", ("3b",), "llama3.2:3b", vision=True),
-    Family("qwen3", "chatml-stock", "CKPT", ("0.6b", "1.7b", "4b", "8b"), "4b", True, True, (0, 4), ids=True),
+    Family("qwen3", "chatml-stock", "CKPT", ("0.6b", "1.7b", "4b", "8b"), "4b", True, True, (0, 4),
+           ids=True),
     Family("qwen3-it", "chatml", "HIST", ("4b",), "4b", True),
     Family("qwen3-tk", "chatml-stock", "CKPT", ("4b",), "4b", True, True, (2, 2), True, ids=True),
     Family("qwen3vl-it", "chatml", "HIST", ("4b",), "4b", True, vision=True),
     Family("qwen3vl-flash", "chatml", "HIST", ("4b",), "4b", vision=True, flash=True),
-    Family("qwen3.5", "chatml", "CKPT", ("0.8b", "2b", "4b", "9b"), "4b", True, True, (2, 4), True, True),
+    Family("qwen3.5", "chatml", "CKPT", ("0.8b", "2b", "4b", "9b"), "4b", True, True, (2, 4),
+           True, True),
     Family("qwen3.6-moe", "chatml", "CKPT", ("35b",), "moe", True, True, (2, 4), True, True),
     Family("translategemma", "gemma", "HIST", ("4b",), "4b"),
 )  # fmt: skip

@@ -1,47 +1,38 @@
-"""The emulated process: its sockets, its one model, its lock, and what the tests see of them.
+"""The sockets of the emulator: connections, dispatch, and the ways a process can die.
 
-    async with Emulator(Options(model="qwen3.5:4b")) as emu:
-        ...                     # any client, at emu.url
-        emu.records[-1].kept    # what the last request found in the cache
+``async with Emulator(Options(model="qwen3.5:4b")) as emu``: any client may talk to ``emu.url``;
+``emu.records[-1].kept`` is what the last request found in the cache.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
-from collections import Counter, deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 import orjson
 
-from tests.emulators.fastflowlm.cache import Checksums, Delta
 from tests.emulators.fastflowlm.call import Call, wait_for_client
 from tests.emulators.fastflowlm.clock import Clock
 from tests.emulators.fastflowlm.debug import DEBUG
-from tests.emulators.fastflowlm.engine import Engine
-from tests.emulators.fastflowlm.errors import Crash, Interrupted, UndefinedBehaviour
-from tests.emulators.fastflowlm.lane import LOCKED, CancelToken, Npu, QueueFull
-from tests.emulators.fastflowlm.models import load_seconds, resolve
-from tests.emulators.fastflowlm.options import PROFILES, Options
-from tests.emulators.fastflowlm.records import Hold, Point, Record
+from tests.emulators.fastflowlm.errors import Crash, UndefinedBehaviour
+from tests.emulators.fastflowlm.lane import LOCKED, QueueFull
+from tests.emulators.fastflowlm.options import Options
+from tests.emulators.fastflowlm.process import Process
+from tests.emulators.fastflowlm.records import Record
 from tests.emulators.fastflowlm.routes import ROUTES
-from tests.emulators.fastflowlm.script import Answer, Fault, FaultKind, echo
 from tests.emulators.fastflowlm.transport import Connection, Request, TooLarge, watching
 
-NO_MODEL = "model-faker"
-KEPT_RECORDS = 10_000
 PARSE_ERROR = (
     "[json.exception.parse_error.101] parse error at line 1, column 1: syntax error while "
     "parsing value - unexpected end of input"
 )
-Script = Callable[[Record, Engine], Answer | None]
 
 
-class Emulator:
-    """See the module. ``answers``, ``script``, ``faults`` and holds may be set at any time."""
+class Emulator(Process):
+    """See the module."""
 
     def __init__(
         self,
@@ -51,45 +42,12 @@ class Emulator:
         wall: Callable[[], float] = time.time,
         date: str = "2026-01-01",
     ) -> None:
-        """``wall``: seconds since 1970, for ids. ``date``: what gpt-oss's template writes."""
-        self.options = options or Options()
-        self.profile = PROFILES[self.options.profile]
-        self.clock = clock or Clock(self.options.time_scale)
-        self.date = date
-        self.records: deque[Record] = deque(maxlen=KEPT_RECORDS)
-        self.answers: deque[Answer] = deque()
-        self.script: Script | None = None
-        self.faults: list[Fault] = []
-        self.holds: list[Hold] = []
-        self.counters: Counter[str] = Counter()
+        """See ``Process``."""
+        super().__init__(options, clock=clock, wall=wall, date=date)
         self.port = self.options.port
-        self._wall = wall
-        self._random = random.Random(self.options.seed)
-        self._numbers = 0
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._connections: set[Connection] = set()
-        self._boot()
-
-    def _boot(self) -> None:
-        """The state of a process that has just started."""
-        self.engine: Engine | None = None
-        self.current_tag = NO_MODEL
-        self.last_model = NO_MODEL
-        self.layer: Checksums | Delta = self._new_layer()
-        self.npu = Npu(self.clock, self.options.q_len)
-        self.cancellable: dict[str, CancelToken] = {}
-        self.tool_index = 0
-        self.chunk_len = max(self.options.prefill_chunk_len, 512)
-        self.active = 0  # connection slots in use, those that leaked included
-        self.crashed = False
-        self.stopping = asyncio.Event()
-        if self.options.model != NO_MODEL:
-            self._load(self.options.model)
-
-    def _new_layer(self) -> Checksums | Delta:
-        harmony = self.engine is not None and self.engine.model.family.template == "harmony"
-        return Delta(harmony=harmony) if self.profile.cache == "delta" else Checksums()
 
     @property
     def url(self) -> str:
@@ -126,133 +84,17 @@ class Emulator:
     async def restart(self) -> None:
         """A new process in the place of one that crashed, or was to go."""
         await self.stop()
-        self._boot()
+        self.boot()
         await self.start()
 
-    # --- what tests use -------------------------------------------------------------------
-
-    def hold(self, at: Point, after: int = 0) -> Hold:
-        """Stop the next request that comes to this point; set ``release`` to let it go on."""
-        hold = Hold(at, after)
-        self.holds.append(hold)
-        return hold
-
-    def fault(self, kind: FaultKind, after: int = 0, times: int = 1) -> None:
-        """Let something go wrong (see ``Fault``)."""
-        self.faults.append(Fault(kind, after, times))
-
-    @property
-    def prefill_seconds(self) -> float:
-        """Emulated seconds of prefill of all requests."""
-        return sum(record.prefill_seconds for record in self.records)
-
-    def chats(self) -> list[Record]:
-        """The requests that had to do with the model."""
-        return [record for record in self.records if record.prompt]
-
-    def as_json(self) -> dict[str, Any]:
-        """The state, for the debug route."""
-        engine = self.engine
-        return {
-            "version": self.profile.version,
-            "now": self.clock.now,
-            "model": self.current_tag,
-            "last_model": self.last_model,
-            "history": len(engine.history) if engine else 0,
-            "checkpoint": len(engine.checkpoint) if engine and engine.checkpoint else None,
-            "sampling": engine.sampling if engine else {},
-            "npu": {"busy": self.npu.busy, "waiting": self.npu.waiting},
-            "poisoned": self.npu.poisoned,
-            "active": self.active,
-            "counters": dict(self.counters),
-            "prefill_seconds": self.prefill_seconds,
-        }
-
-    # --- what handlers use ----------------------------------------------------------------
-
-    def unix_time(self) -> int:
-        """Whole seconds."""
-        return int(self._wall())
-
-    def random_hex(self, length: int) -> str:
-        """For ids."""
-        return f"{self._random.getrandbits(length * 4):0{length}x}"
-
-    def take(self, kind: FaultKind) -> bool:
-        """Use up a fault of this kind."""
-        for fault in self.faults:
-            if fault.kind == kind and fault.times > 0:
-                fault.times -= 1
-                return True
-        return False
-
-    def strike(self, call: Call) -> None:
-        """Faults in the middle of an answer."""
-        for fault in self.faults:
-            if fault.times > 0 and fault.after == call.record.completion:
-                if fault.kind == "hang":
-                    fault.times -= 1
-                    raise Interrupted("emulated exception")
-                if fault.kind == "crash":
-                    fault.times -= 1
-                    raise Crash
-                if fault.kind == "drop":
-                    fault.times -= 1
-                    call.connection.abort()
-
-    def plan(self, body: dict[str, Any], record: Record, engine: Engine) -> list[str]:
-        """The tokens of the answer: scripted, or an echo."""
-        answer = self.script(record, engine) if self.script else None
-        if answer is None and self.answers:
-            answer = self.answers.popleft()
-        if answer is None:
-            given = body.get("messages") or [{"content": body.get("prompt", "")}]
-            answer = echo(given, self.options.seed)
-        return answer.tokens(engine)
-
-    async def ensure_model(self, name: str, record: Record) -> Engine | None:
-        """Load unless the name is, letter by letter, the loaded tag (section 2)."""
-        if self.take("load"):
-            self.engine, self.current_tag = None, NO_MODEL
-            return None
-        if self.engine is None or name != self.current_tag:
-            record.loaded = True
-            record.load_seconds = load_seconds(resolve(name))
-            self.counters["loads"] += 1
-            await self.clock.sleep(record.load_seconds)
-            self._load(name)
-        record.model = self.current_tag
-        return self.engine
-
-    def _load(self, name: str) -> None:
-        model = resolve(name)
-        limit = model.context if self.options.ctx_len < 0 else max(self.options.ctx_len, 512)
-        if self.options.prefill_chunk_len < 0:
-            self.chunk_len = 4096
-        self.engine = Engine(
-            model,
-            self.clock,
-            model.context if model.family.flash else limit,
-            self.chunk_len,
-            self.date,
-            self.options.strict_restore,
-        )
-        self.current_tag = model.tag
-        if isinstance(self.layer, Delta):
-            self.layer.harmony = model.family.template == "harmony"
+    async def settled(self) -> None:
+        """Wait until nothing is being done: what comes after an answer, too."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def linger(self, connection: Connection) -> None:
         """Keep a connection that nothing more is written to."""
         await wait_for_client(connection, self.stopping)
-
-    async def _gate(self, record: Record, point: Point) -> None:
-        for hold in self.holds:
-            if hold.at == point and record.completion >= hold.after and not hold.reached.is_set():
-                hold.reached.set()
-                await hold.release.wait()
-                return
-
-    # --- connections ----------------------------------------------------------------------
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.active >= self.options.socket:
@@ -306,9 +148,7 @@ class Emulator:
             await self._dispatch(call)
             return call.record.leaked
 
-    def _call(
-        self, connection: Connection, request: Request, free: Callable[[], None]
-    ) -> Call:
+    def _call(self, connection: Connection, request: Request, free: Callable[[], None]) -> Call:
         try:
             value = orjson.loads(request.body) if request.body else None
             is_json = bool(request.body)
@@ -317,7 +157,7 @@ class Emulator:
         self._numbers += 1
         body = value if isinstance(value, dict) else {}
         record = Record(self._numbers, request.target, body, arrived=self.clock.now)
-        record.gate = self._gate
+        record.gate = self.gate
         if not request.target.startswith("/__emu/"):
             self.records.append(record)
         return Call(self, connection, request, record, body, is_json, free)
@@ -407,4 +247,3 @@ class Emulator:
         self.crashed = True
         self.counters["crashes"] += 1
         await self.stop()
-

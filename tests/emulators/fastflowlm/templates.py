@@ -1,4 +1,4 @@
-"""Chat templates: enough of each family to make the same prefixes equal and the same ones differ."""
+"""Chat templates: enough of each family that the same prefixes are equal, and the same differ."""
 
 from __future__ import annotations
 
@@ -144,11 +144,10 @@ def render(model: Model, messages: list[Message], tools: Any, setting: Setting) 
 
 def render_head(model: Model, messages: list[Message], tools: Any, setting: Setting) -> str:
     """The part before the first question: what "flash" models pin (section 2)."""
-    text = render(model, messages[:1], tools, setting)
-    last = messages[0] if messages else {}
-    return text if last.get("role") != "system" else text.partition(last["content"])[0] + str(
-        last["content"]
-    )
+    system, _ = _split_system(messages)
+    text = render(model, messages, tools, setting)
+    before, found, _ = text.partition(system.strip())
+    return before + found if system else ""
 
 
 def wrapped(model: Model, answer: str, reasoning: str, setting: Setting) -> str:

@@ -271,3 +271,13 @@ def test_damage_while_running_is_a_store_error(folder: Path, catalogue: Catalogu
     ):
         with pytest.raises(StoreError):
             call()
+
+
+def test_what_was_deleted_cannot_be_read(folder: Path, catalogue: Catalogue) -> None:
+    """After a scrub no file of the catalogue holds a byte of it, with the catalogue open."""
+    catalogue.put("conversation", "a", {"data": "CANARY" * 2000})
+    catalogue.put("conversation", "b", {"data": "other"})
+    catalogue.delete("conversation", "a")
+    catalogue.scrub()
+    assert all(b"CANARY" not in path.read_bytes() for path in folder.iterdir())
+    assert catalogue.get("conversation", "b") == {"data": "other"}

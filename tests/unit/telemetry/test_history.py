@@ -25,6 +25,27 @@ def test_bounded_newest_first() -> None:
     assert history.recent(0) == history.recent(-1) == []
 
 
+def test_a_cause_found_later_is_put_in() -> None:
+    """Only into the row of its request; of one that is gone nothing is heard."""
+    history = History()
+    history.add(_decision(1))
+    history.add(_decision(2))
+    for request_id in ("r1", "r9"):
+        history.explain(request_id, {"cause": "template"})
+    assert [one.cold for one in history.recent(2)] == [None, {"cause": "template"}]
+
+
+def test_what_is_forgotten_is_not_quoted() -> None:
+    """The causes stay, the quotes of that conversation go."""
+    history = History()
+    cold = {"cause": "system", "sentence": "s", "before": "canary", "after": "canary"}
+    for number, name in enumerate(("mine", "other", "mine")):
+        row = replace(_decision(number), conversation=name, cold=cold if number < 2 else None)
+        history.add(row)
+    history.forget("mine")
+    assert [one.cold for one in history.recent(3)] == [None, cold, {"cause": "system"}]
+
+
 def test_as_json() -> None:
     """A decision is plain JSON, costs included."""
     costs = [{"option": "cold", "work": 1.0}]
