@@ -103,9 +103,7 @@ async def test_legacy_sees_only_the_last_message() -> None:
 
 @pytest.mark.parametrize(("profile", "rule"), acceptance.USAGE.items(), ids=lambda v: str(v)[:6])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_what_is_kept_and_counted(
-    profile: str, rule: acceptance.Usage, stream: bool
-) -> None:
+async def test_what_is_kept_and_counted(profile: str, rule: acceptance.Usage, stream: bool) -> None:
     """Usage counts what the release counts, and a second turn finds what the release keeps."""
     async with Emulator(Options(model=CKPT, profile=profile)) as emu:
         for names in ("s u1", "s u1 a1 u2"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tests.emulators.fastflowlm.errors import Disconnected
 from tests.emulators.fastflowlm.lane import CancelToken
 from tests.emulators.fastflowlm.records import Record
-from tests.emulators.fastflowlm.transport import Connection, Request, to_json
+from tests.emulators.fastflowlm.transport import Connection, Request, to_json, watching
 
 if TYPE_CHECKING:
     from tests.emulators.fastflowlm.server import Emulator
@@ -123,7 +123,11 @@ class Call:
 
 async def wait_for_client(connection: Connection, stopping: asyncio.Event) -> None:
     """Until the client leaves or the emulator stops."""
-    waits = [asyncio.create_task(connection.gone()), asyncio.create_task(stopping.wait())]
+    if not connection.watched:
+        async with watching(connection, lambda: None):
+            await wait_for_client(connection, stopping)
+        return
+    waits = [asyncio.create_task(event.wait()) for event in (connection.departed, stopping)]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
+
+
+async def until(condition: Callable[[], object], rounds: int = 100_000) -> None:
+    """Let others run until something holds.
+
+    Raises:
+        AssertionError: it does not come to hold.
+    """
+    for _ in range(rounds):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("waited in vain")
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 Point = Literal["queued", "prefill", "decode", "before-clear"]
@@ -55,7 +55,7 @@ class Record:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     log: list[str] = field(default_factory=list)
-    gate: Callable[[Record, Point], Awaitable[None]] | None = None
+    gate: Callable[[Record, Point], Awaitable[None]] | None = field(default=None, repr=False)
 
     def note(self, line: str) -> None:
         """A line of the server's own log."""
@@ -73,8 +73,4 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """For the debug routes."""
-        self_gate, self.gate = self.gate, None
-        try:
-            return {k: v for k, v in asdict(self).items() if k != "gate"}
-        finally:
-            self.gate = self_gate
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "gate"}

@@ -46,7 +46,7 @@ class Request:
     body: bytes
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Connection:
     """One accepted socket."""
 
@@ -54,7 +54,8 @@ class Connection:
     writer: asyncio.StreamWriter
     max_body: int
     streaming: bool = False
-    chunks: int = 0
+    departed: asyncio.Event = field(default_factory=asyncio.Event)  # set while watched
+    watched: bool = False
     _buffer: bytearray = field(default_factory=bytearray)
 
     async def _more(self) -> bool:
@@ -167,7 +168,6 @@ class Connection:
         if not self.streaming:
             self.streaming = True
             await self._write(STREAM_HEAD)
-        self.chunks += 1
         await self._write(b"%x\r\n" % len(data) + data + b"\r\n")
 
     async def end_stream(self) -> None:
@@ -196,12 +196,15 @@ async def watching(connection: Connection, left: Callable[[], None]) -> AsyncIte
 
     async def watch() -> None:
         await connection.gone()
+        connection.departed.set()
         left()
 
+    connection.watched = True
     task = asyncio.create_task(watch())
     try:
         yield
     finally:
+        connection.watched = False
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
