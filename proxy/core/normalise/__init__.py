@@ -23,6 +23,10 @@ SETTINGS = (
     "chat_template_kwargs", "json_schema", "parallel_tool_calls", "reasoning_effort",
     "response_format", "tool_choice",
 )  # fmt: skip
+# Rules that let a frozen text say what holds no more; the note tells what does.
+FREEZING = frozenset(
+    ("known-clocks", "clock", "git-status", "memory", "vanished-clock", "template-date")
+)
 ANSWERS = 8  # generated messages a conversation remembers: swipes and retries choose among them
 TITLE = 60  # characters
 _ON, _KNOWN, _OFF = Default.ON, Default.KNOWN, Default.OFF
@@ -68,7 +72,7 @@ _LEDGER = (
          _ON, system.template_date),
     Rule("preserve-thinking", "ask the template to keep all reasoning", "template arguments", _OFF,
          optional.preserve_thinking),
-    Rule("tail-note", "what the frozen text does not say is told at the end",
+    Rule("tail-note", "what the frozen text does not say is told at the end; off: nothing freezes",
          "last user or tool message", _ON, system.tail_note),
 )  # fmt: skip
 # What the served model's template cannot render.
@@ -96,7 +100,7 @@ class Result:
 
     ``raw`` and ``body`` are the client's own objects where nothing changed. ``after``: the
     conversation with this request, ``before``: as it was (None: new). ``known``: how many leading
-    messages it repeats.
+    messages it repeats. ``like``: it is new, and ``before`` merely looks like it.
     """
 
     raw: bytes
@@ -105,15 +109,20 @@ class Result:
     after: Conversation
     before: Conversation | None
     known: int
+    like: bool = False
 
 
 def switched_on(mode: str, switches: Collection[str]) -> frozenset[str]:
-    """Names of the rules that are on: those of ``safe``, less ``-name``, plus ``+name``."""
+    """Names of the rules that are on: those of ``safe``, less ``-name``, plus ``+name``.
+
+    Without ``tail-note`` nobody could be told, so nothing is frozen either.
+    """
     if mode == "off":
         return frozenset()
     on = {rule.name for rule in RULES if rule.default is not Default.OFF}
     on |= {name[1:] for name in switches if name.startswith("+")}
-    return frozenset(on - {name[1:] for name in switches if name.startswith("-")})
+    on -= {name[1:] for name in switches if name.startswith("-")}
+    return frozenset(on if "tail-note" in on else on - FREEZING)
 
 
 def normalise(
@@ -137,10 +146,9 @@ def normalise(
         item = draft.messages[number]
         item.put(system.noted(item.value, note))
     _apply(_TEMPLATE, draft, context)
-    before = found.before or found.like
-    if not draft.changes:
-        return Result(raw, body, (), after, before, found.known)
-    return Result(*_written(raw, draft), tuple(draft.changes), after, before, found.known)
+    sent = _written(raw, draft) if draft.changes else (raw, body)
+    before, like = found.before or found.like, found.before is None and found.like is not None
+    return Result(*sent, tuple(draft.changes), after, before, found.known, like)
 
 
 def answered(row: Conversation, message: bytes, prompt_n: int | None) -> Conversation:
@@ -188,19 +196,26 @@ def _remembered(
         line = Line(said.json, went, said.key, note)
         lines.append(old[number] if number < len(old) and old[number] == line else line)
     before = found.before or origin
+    order, answers = before.order, before.answers
+    if not found.goes_on:  # of a branch it is only what it has
+        names = {tools.name_of(item.value) for item in draft.tools or ()}
+        order = tuple((name, data) for name, data in order if name in names)
+        answers = tuple(answer for answer in answers if answer.at <= found.known)
+    order = tools.remembered(order, draft.tools)
+    held = {data: data for _, data in order}
     return Conversation(
         id=before.id if found.goes_on else origin.id,
         namespace=origin.namespace,
         client=origin.client,
         lines=tuple(lines),
         head=head,
-        tools=tuple(item.json for item in draft.tools or ()),
-        order=tools.remembered(before.order, draft.tools),
+        tools=tuple(held.get(item.json, item.json) for item in draft.tools or ()),
+        order=order,
         settings=_settings({**draft.body, **draft.fields}),
-        answers=before.answers,
+        answers=answers,
         prompt_n=before.prompt_n,
         used=origin.used,
-        title=before.title if found.before else _title(came),
+        title=before.title if found.goes_on else _title(came),
     )
 
 

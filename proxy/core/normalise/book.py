@@ -105,16 +105,23 @@ class Book:
 
         Only proof makes it one (``_proved``): an equal sentence said elsewhere is none.
         """
-        spoken = any(message.role == "assistant" for message in said)
+        spoken = [message for message in said if message.role == "assistant"]
+        ids = {name for message in spoken for name in _call_ids(message.value)}
+        edited: Found | None = None
         like: Conversation | None = None
-        for row, same in self._candidates(namespace, said, head, client, spoken=spoken):
+        for row, same in self._candidates(namespace, said, head, client, spoken=bool(spoken)):
             known = _known(row, said, head, client)
-            if _proved(row, said, known, head, same=same, spoken=spoken):
+            if not spoken:  # it opens a conversation, unless it is an identical resend
+                if same and known == len(said) == len(row.lines):
+                    return Found(row, known, goes_on=True)
+            elif _proved(row, said, known, head, ids, same=same):
                 answers = _answers(row, said, known)
                 return Found(row, known, answers, _goes_on(row, said, known))
-            if known > head + 1 and spoken:  # its system text was edited, or it is a twin
-                return Found(row, goes_on=_goes_on(row, said, known))
+            elif known > head + 1:  # its system text was edited, or it is a twin
+                edited = edited or Found(row, goes_on=_edited(row, said, known, head))
             like = like or (row if spoken else None)
+        if edited:
+            return edited
         clock = self._clock(namespace, said[:head], client) if head else ()
         return Found(like=like, clock=clock)
 
@@ -170,14 +177,19 @@ class Book:
         """
         places = list(_running(namespace, [message.key for message in said[head:]]))
         anchors = _anchors(namespace, ((m.value, m.key) for m in reversed(said))) if spoken else ()
+        seen: set[str] = set()
         compared = 0
         for place in chain(reversed(places), anchors):
             others: list[Conversation] = []
             for holder in reversed(self._places.get(place, {})):  # the most recent first
+                if holder in seen:
+                    continue
                 row = self._rows[holder]
                 if _same_head(row, said, head):
+                    seen.add(holder)
                     yield row, True
                 elif len(others) + compared < COMPARED:
+                    seen.add(holder)
                     others.append(row)
             compared += len(others)
             for row in others:
@@ -200,7 +212,8 @@ _CLOCK, _ANCHOR = b"clock", b"anchor"  # kinds of marks; the others are bare dig
 def _same_head(row: Conversation, said: Sequence[Said], head: int) -> bool:
     """Whether the leading system messages are those that came or went."""
     return row.head == head and all(
-        message.json in (line.came, line.went)
+        (line.key == message.key and message.json == line.came)  # a key tells most of them apart
+        or (line.went is not line.came and message.json == line.went)
         for line, message in zip(row.lines[:head], said[:head], strict=True)
     )
 
@@ -237,25 +250,28 @@ def _same_but_clock(row: Conversation, said: Sequence[Said], head: int, client: 
 
 
 def _proved(
-    row: Conversation, said: Sequence[Said], known: int, head: int, *, same: bool, spoken: bool
+    row: Conversation, said: Sequence[Said], known: int, head: int, ids: set[str], *, same: bool
 ) -> bool:
-    """Whether the request belongs to this conversation, beyond looking like it.
+    """Whether a request with history belongs to this conversation, beyond looking like it.
 
     Its history repeats the row's from the start, under the same system text; or a tool call in it
-    has an id of the row's; or, where the beginning was trimmed, a run of messages is the row's.
-    A request without an assistant message opens a conversation, unless it is an identical resend.
+    (``ids``) is one the backend made in the row; or, where the beginning was trimmed, a run of
+    messages is the row's.
     """
-    if not spoken:
-        return same and known == len(said) == len(row.lines)
     if same and known > head:
         return True
-    return _shares_call(row, said) or (same and _longest_run(row, said, head) >= RUN)
+    if ids and any(ids & _call_ids(orjson.loads(answer.message)) for answer in row.answers):
+        return True
+    return same and _longest_run(row, said, head) >= RUN
 
 
-def _shares_call(row: Conversation, said: Sequence[Said]) -> bool:
-    """Whether both have a tool call of one id, made by the backend and long enough to be unique."""
-    made = {name for answer in row.answers for name in _call_ids(orjson.loads(answer.message))}
-    return any(made.intersection(_call_ids(message.value)) for message in said) if made else False
+def _edited(row: Conversation, said: Sequence[Said], known: int, head: int) -> bool:
+    """Whether what is repeated under another system text is so much that it is no twin's.
+
+    Two conversations of one program may begin with the same greeting and the same call.
+    """
+    repeated = known - head + _follows(row, said, known)
+    return repeated >= RUN and _goes_on(row, said, known)
 
 
 def _call_ids(message: Any) -> set[str]:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import chain, islice
 
 Span = tuple[int, int]
 
+DENSE = 512  # a text with more times and counters than this is a log
 _HEADING_MAX = 120  # a longer line above is a paragraph, not a heading
 
 _MONTH = (
@@ -108,18 +110,18 @@ _NUMBER = re.compile(rb"0(?<![A-Za-z0-9_.:/+$-]0)")
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 
 
-def found(text: str, *, shared: bool) -> list[Span]:
-    """Spans that look like a clock, in no order and possibly overlapping.
+def found(text: str, *, shared: bool) -> list[Span] | None:
+    """Spans that look like a clock, in no order and possibly overlapping; None for a log.
 
     ``shared``: only where the line, or the heading above it, speaks of time or date; no counters,
-    no durations.
+    no durations. A log has more than ``DENSE`` of them.
     """
-    lines = _Lines(text)
-    spans = [*_digits(text, lines, shared=shared), *_weekdays(text, lines)]
+    lines = Lines(text)
+    spans = chain(_digits(text, lines, shared=shared), _weekdays(text, lines))
     if not shared:
-        spans += _words(text, lines)
-        spans += _ids(text)
-    return spans
+        spans = chain(spans, _words(text, lines), _ids(text))
+    some = list(islice(spans, DENSE + 1))
+    return some if len(some) <= DENSE else None
 
 
 def speaks(line: str) -> bool:
@@ -127,10 +129,11 @@ def speaks(line: str) -> bool:
     return bool(CUE.search(line))
 
 
-class _Lines:
+class Lines:
     """Whether the line around a place speaks of time; read once as long as places ascend."""
 
     def __init__(self, text: str) -> None:
+        """Nothing is read yet."""
         self._text = text
         self._start, self._end = 0, -1
         self._speak: bool | None = None
@@ -140,9 +143,14 @@ class _Lines:
         """Whether the line at ``at``, or the heading right above it, speaks of time or date."""
         self._go(at)
         if self._speak is None:
-            own = CUE.search(self._text, self._start, self._end)
-            self._speak = bool(own) or self._heading()
+            self._speak = self._own() or self._heading() is not None
         return self._speak
+
+    def cue(self, at: int) -> Span:
+        """The line at ``at``, from the heading right above it if only that one speaks of time."""
+        self._go(at)
+        heading = None if self._own() else self._heading()
+        return self._start if heading is None else heading, self._end
 
     def elapsed(self, at: int) -> bool:
         """Whether the line at ``at`` tells how long something lasts or how long ago it was."""
@@ -158,18 +166,22 @@ class _Lines:
             self._end = len(self._text) if end < 0 else end
             self._speak = self._elapsed = None
 
-    def _heading(self) -> bool:
+    def _own(self) -> bool:
+        return bool(CUE.search(self._text, self._start, self._end))
+
+    def _heading(self) -> int | None:
+        """Where a heading begins that speaks of time."""
         end = max(self._start - 1, 0)
         if end and self._text[end - 1] == "\n":
             end -= 1  # one blank line below a heading
         start = self._text.rfind("\n", 0, end) + 1
         if end - start > _HEADING_MAX:
-            return False
+            return None
         above = self._text[start:end]
-        return bool(_HEADING.match(above) and CUE.search(above))
+        return start if _HEADING.match(above) and CUE.search(above) else None
 
 
-def _digits(text: str, lines: _Lines, *, shared: bool) -> Iterator[Span]:
+def _digits(text: str, lines: Lines, *, shared: bool) -> Iterator[Span]:
     """Everything that starts with a digit, with what belongs to it before and behind."""
     shape = _CLOCK_SHAPE if shared else _ANY_SHAPE
     marks, done = text.encode("latin-1", "replace").translate(_ZEROS), 0
@@ -221,7 +233,7 @@ def _counts(match: re.Match[str], before: str, word: str) -> bool:
     return match.lastgroup == "count" and bool(_COUNTED.fullmatch(word))
 
 
-def _weekdays(text: str, lines: _Lines) -> Iterator[Span]:
+def _weekdays(text: str, lines: Lines) -> Iterator[Span]:
     """Days of the week in a line that speaks of time or date."""
     at = text.find("day")
     while at >= 0:
@@ -231,7 +243,7 @@ def _weekdays(text: str, lines: _Lines) -> Iterator[Span]:
         at = text.find("day", at + 3)
 
 
-def _words(text: str, lines: _Lines) -> Iterator[Span]:
+def _words(text: str, lines: Lines) -> Iterator[Span]:
     """Durations without a digit."""
     for few in _FEW:
         at = text.find(few)

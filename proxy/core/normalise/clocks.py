@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import islice, takewhile
+from itertools import groupby, islice, takewhile
 
-from proxy.core.normalise.clock_shapes import Span, found, speaks
+from proxy.core.normalise.clock_shapes import Lines, Span, found, speaks
 from proxy.core.normalise.clock_table import KNOWN, Clock, Place
+from proxy.core.text import CLOSE, OPEN, shared_end
+from proxy.core.text import shared as common
 
 _MASK = "\uffff"  # a non-character: no text may contain it
 _WIDTH = 120  # a line up to this long is shown whole in a note
 _AROUND = 40  # of a longer line: characters on each side
 _MOST = 12  # more differences than this are a log, not a clock
+_DIFFERING = 64  # more lines than this differing are one, too
 _LINES = 16  # a known clock with its surroundings is never longer
 _TRIES = 8  # places where a vanished block may have stood
 
@@ -24,13 +27,15 @@ _SECONDS = re.compile(
     r"(?<![0-9:.])((?:[01]?[0-9]|2[0-3]):[0-5][0-9]):[0-5][0-9](?:[.,][0-9]{1,9})?(?![0-9:])"
 )
 _UNIX = re.compile(r"(?<![\w.])(1[5-9][0-9]{8})(?:[0-9]{3})?(?![\w.])")
-_OPEN, _CLOSE = "<system-reminder>", "</system-reminder>"
-_EDGE = re.compile(rf"^|(?=\n)|(?={_OPEN})", re.MULTILINE)  # where a block may begin
+_EDGE = re.compile(rf"^|(?=\n)|(?={OPEN})", re.MULTILINE)  # where a block may begin
 _TAG = re.compile(r"[ \t]*</?[a-z][a-z_-]{0,40}>[ \t]*")
 _WORD = re.compile(r"[^\W\d_]+(?:'[a-z]+)?")
+# Words that tell the time and nothing else.
 _PLAIN = re.compile(
-    r"an?|and|as|at|current(?:ly)?|date|datetime|in|is|it(?:'s)?|local|message|now|of|on|sent|the"
-    r"|this|time|timestamp|timezone|today(?:'s)?|user(?:'s)?|utc|zone"
+    r"an?|and|as|at|conversation|current(?:ly)?|current_?(?:date|time)|date|datetime|day|in|is"
+    r"|it(?:'s)?|local|message|now|of|on|sent|session|started|the|this|time|timestamp|timezone"
+    r"|today(?:'s)?|user(?:'s)?|utc|weekday|zone|heute|ist|der|datum|uhrzeit|fecha|hora|hoy|oggi"
+    r"|(?:当前|现在|今天|的|时间|日期|是|現在|今日|時刻|日時|は|です){1,6}"
 )
 
 
@@ -38,12 +43,19 @@ def shaped(text: str, *, shared: bool, client: str = "", place: Place = "system"
     """Spans of ``text`` that are time- or counter-shaped, in order, not overlapping.
 
     ``shared``: only clocks: a known clock of ``client``, or a time-shaped span in a line that
-    speaks of time or date. Else every time-shaped span, and counters with a cue. In a user message
-    (``place="first-user"``) only the known clocks count.
+    tells the time and nothing else. Else every time-shaped span, and counters with a cue. In a user
+    message (``place="first-user"``) only the known clocks count. A text with more than
+    ``clock_shapes.DENSE`` spans is a log: it has none.
     """
     rows = [row for row in _rows(client, place) if not (shared and row.counter)]
     known = [span for row in rows for span in row.spans(text)]
-    return _disjoint(known, found(text, shared=shared) if place == "system" else [])
+    if place != "system":
+        return _disjoint(known, [])
+    spans = found(text, shared=shared)
+    if spans is None:
+        return []
+    free = _disjoint([], spans) if shared else spans
+    return _disjoint(known, _plain(text, free) if shared else free)
 
 
 def masked(text: str, *, shared: bool, client: str = "", place: Place = "system") -> str:
@@ -63,16 +75,17 @@ def differences(
         return []
     start, tail = _surroundings(old, new)
     left, right = old[start : len(old) - tail], new[start : len(new) - tail]
-    was = shaped(left, shared=shared, client=client, place=place)
-    now = shaped(right, shared=shared, client=client, place=place)
-    if _gaps(left, was) != _gaps(right, now):
-        return None
-    changed = [(a, b) for a, b in zip(was, now, strict=True) if left[slice(*a)] != right[slice(*b)]]
     told: dict[tuple[str, str], None] = {}
-    for a, b in changed:
-        above = old.count(_shown(left, a)) > 1
-        told[_shown(left, a, above=above), _shown(right, b, above=above)] = None
-    return list(told) if len(told) <= _MOST else None
+    for one, other in _windows(left, right):
+        was = shaped(one, shared=shared, client=client, place=place)
+        now = shaped(other, shared=shared, client=client, place=place)
+        if _gaps(one, was) != _gaps(other, now):
+            return None
+        for a, b in zip(was, now, strict=True):
+            if one[slice(*a)] != other[slice(*b)]:
+                above = old.count(_shown(one, a)) > 1
+                told[_shown(one, a, above=above), _shown(other, b, above=above)] = None
+    return list(told) if 0 < len(told) <= _MOST else None
 
 
 def pinned(text: str, frozen: str, client: str, *, place: Place = "system") -> str:
@@ -96,7 +109,7 @@ def note(pairs: Sequence[tuple[str, str]], *, where: str = "the system prompt") 
     if not pairs:
         return ""
     told = "\n".join(f'Where {where} says "{old}", it is now "{new}".' for old, new in pairs)
-    return f"\n\n{_OPEN}\n{told}\n{_CLOSE}"
+    return f"\n\n{OPEN}\n{told}\n{CLOSE}"
 
 
 def coarse(text: str) -> str:
@@ -113,7 +126,7 @@ def vanished(old: str, new: str) -> bool:
     size = len(old) - len(new)
     if size <= 0:
         return False
-    first, last = len(new) - _common(old[::-1], new[::-1]), _common(old, new)
+    first, last = len(new) - shared_end(old, new), common(old, new)
     edges = takewhile(lambda at: at <= last, (m.start() for m in _EDGE.finditer(old, first)))
     places = (at for at in edges if _whole(old, at, at + size))
     return any(only_clock(old[at : at + size]) for at in islice(places, _TRIES))
@@ -126,16 +139,31 @@ def only_clock(text: str) -> bool:
     must have no word beyond those that tell the time.
     """
     body = text.strip()
-    reminder = body.startswith(_OPEN) and body.endswith(_CLOSE) and body.count(_OPEN) == 1
+    reminder = body.startswith(OPEN) and body.endswith(CLOSE) and body.count(OPEN) == 1
     lines = [line for line in body.split("\n") if line.strip() and not _TAG.fullmatch(line)]
     return bool(lines) and all(_tells_time(line, any_words=reminder) for line in lines)
 
 
 def _tells_time(line: str, *, any_words: bool) -> bool:
-    spans = shaped(line, shared=True)
-    words = _WORD.findall(" ".join(_gaps(line, spans)).lower())
-    plain = any_words or all(_PLAIN.fullmatch(word) for word in words)
-    return bool(spans) and speaks(line) and plain
+    spans = _disjoint([], found(line, shared=True) or [])
+    return bool(spans) and speaks(line) and (any_words or _only_time(" ".join(_gaps(line, spans))))
+
+
+def _only_time(words: str) -> bool:
+    return all(_PLAIN.fullmatch(word) for word in _WORD.findall(words.lower()))
+
+
+def _plain(text: str, spans: list[Span]) -> list[Span]:
+    """Those in a line without a word beyond those that tell the time, heading included."""
+    kept: list[Span] = []
+    lines = Lines(text)
+    for (start, stop), group in groupby(spans, key=lambda span: lines.cue(span[0])):
+        here = list(group)
+        edges = [start, *(edge for span in here for edge in span), stop]
+        around = (text[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True))
+        if _only_time(" ".join(around)):
+            kept += here
+    return kept
 
 
 def _rows(client: str, place: Place) -> Iterator[Clock]:
@@ -157,13 +185,35 @@ def _surroundings(old: str, new: str) -> Span:
 
     What a span is depends on a few lines at most, so only these need to be read.
     """
-    start, tail = _common(old, new), _common(old[::-1], new[::-1])
-    tail = min(tail, min(len(old), len(new)) - start)
+    start = common(old, new)
+    tail = shared_end(old, new, min(len(old), len(new)) - start)
     for _ in range(_LINES):
         start = old.rfind("\n", 0, max(start - 1, 0)) + 1
         end = old.find("\n", len(old) - tail + 1)
         tail = len(old) - end if end >= 0 else 0
     return start, tail
+
+
+def _windows(old: str, new: str) -> list[tuple[str, str]]:
+    """The lines that differ with some around them, neighbours together; else the whole texts.
+
+    Empty when they cannot differ in clocks alone: no clock holds a line end, and a dozen lines are
+    a log.
+    """
+    ours, theirs = old.split("\n"), new.split("\n")
+    if len(ours) != len(theirs):
+        return []
+    pairs = enumerate(zip(ours, theirs, strict=True))
+    differing = list(islice((at for at, (a, b) in pairs if a != b), _DIFFERING + 1))
+    if len(differing) > _DIFFERING:
+        return []
+    windows: list[list[int]] = []
+    for at in differing:
+        if windows and at - _LINES <= windows[-1][1]:
+            windows[-1][1] = at + _LINES
+        else:
+            windows.append([max(at - _LINES, 0), at + _LINES])
+    return [("\n".join(ours[a : b + 1]), "\n".join(theirs[a : b + 1])) for a, b in windows]
 
 
 def _gaps(text: str, spans: list[Span]) -> list[str]:
@@ -184,20 +234,9 @@ def _shown(text: str, span: Span, *, above: bool = False) -> str:
 
 def _whole(text: str, start: int, stop: int) -> bool:
     """Whether a block is made of whole lines, or is one reminder."""
-    if text.startswith(_OPEN, start) and text[start:stop].rstrip().endswith(_CLOSE):
+    if text.startswith(OPEN, start) and text[start:stop].rstrip().endswith(CLOSE):
         return True
     if start == 0 or text[start - 1] == "\n":
         return stop == len(text) or text[stop - 1] == "\n"
     return text[start] == "\n" and text[stop : stop + 1] in {"", "\n"}
 
-
-def _common(one: str, two: str) -> int:
-    """Length of the common prefix."""
-    low, high = 0, min(len(one), len(two))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == two[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

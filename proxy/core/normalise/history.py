@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from proxy.core.conversation import calls, json_equal, plain, sorted_json, text_of
+from proxy.core.conversation import both_json, calls, json_equal, plain, sorted_json, text_of
 from proxy.core.normalise.base import Context, Draft, Item
 
 
@@ -32,11 +32,13 @@ def replay(draft: Draft, _context: Context) -> None:
 
 
 def trimmed_text(draft: Draft, _context: Context) -> None:
-    """A text equal but for space at its ends goes out with the space it had (T-7)."""
+    """A generated text equal but for space at its ends goes out with the space it had (T-7)."""
     for number, item, twin in _twins(draft):
+        if _role(item.value) != "assistant":
+            continue
         blank = item.value.get("content") is None
         ours, theirs = "" if blank else text_of(item.value), text_of(twin)
-        if ours is None or not theirs or ours == theirs or item.value.get("role") == "tool":
+        if ours is None or not theirs or ours == theirs:
             continue
         if ours.strip() == theirs.strip():
             item.put({**plain(item.value), "content": theirs})
@@ -56,14 +58,14 @@ def tool_arguments(draft: Draft, _context: Context) -> None:
 
 
 def tool_results(draft: Draft, _context: Context) -> None:
-    """A tool's result that is equal as JSON, or but for space, goes out as it first did (T-5)."""
+    """An old tool's result that is equal as JSON goes out as it first did (T-5)."""
     for number, item, twin in _twins(draft):
-        if item.value.get("role") != "tool":
+        if _role(item.value) != "tool" or number == len(draft.messages) - 1:
             continue
         ours, theirs = text_of(item.value), text_of(twin)
         if ours is None or theirs is None or ours == theirs:
             continue
-        if ours.strip() == theirs.strip() or json_equal(ours, theirs):
+        if both_json(ours, theirs):
             item.put({**plain(item.value), "content": theirs})
             draft.did("tool-results", f"messages[{number}].content")
 

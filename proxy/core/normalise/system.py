@@ -7,16 +7,16 @@ from typing import Any
 
 import orjson
 
-from proxy.core.conversation import SYSTEM, head_length, text_of
+from proxy.core.conversation import SYSTEM, head_length, text_of, texts_of
 from proxy.core.normalise import clocks
 from proxy.core.normalise.base import Context, Draft
+from proxy.core.text import CLOSE, OPEN, around_reminders
 
 AGAIN = (
     "\n\n<system-reminder>\nWhat the system prompt says of the time holds again.\n"
     "</system-reminder>"
 )
 _TARGETS = ("user", "tool")
-_OPEN, _CLOSE = "<system-reminder>", "</system-reminder>"
 _KWARGS = "chat_template_kwargs"
 
 
@@ -83,15 +83,17 @@ def stood_still(old: Any, new: Any, client: str, *, first: bool) -> bool:
     """Whether two forms of one old user message differ in nothing but a clock.
 
     One that is gone, as a part or a block of its own (QW-1, anything-llm#6399); in the ``first``
-    user message also a known client's, with another value.
+    user message also a known client's, with another value. All else is equal to the last space.
     """
     if not _role(old) == _role(new) == "user":
         return False
-    return bool(pairs := _aligned(old, new)) and all(
-        one.strip() == other.strip()
+    pairs = _aligned(old, new)
+    moved = [(one, other) for one, other in pairs if one != other]
+    return bool(moved) and all(
+        other is None
         or clocks.vanished(one, other)
         or (first and bool(_first_differences(one, other, client)))
-        for one, other in pairs
+        for one, other in moved
     )
 
 
@@ -99,9 +101,9 @@ def reminder_left(old: Any, new: Any) -> bool:
     """Whether a user message is the old one without its reminders (OC-3)."""
     if not _role(old) == _role(new) == "user":
         return False
-    kept = _unreminded("\n".join(_texts(old)))
+    reminders, around = around_reminders("\n".join(_texts(old)))
     now = "\n".join(_texts(new)).strip()
-    return len(kept) > 1 and "\n".join(kept).strip() == now != ""
+    return bool(reminders) and _closed(around) == now != ""
 
 
 def template_date(draft: Draft, context: Context) -> None:
@@ -228,13 +230,8 @@ def _frozen(draft: Draft) -> list[tuple[int, Any]]:
 
 def _texts(message: Any) -> list[str]:
     """A message's texts, part by part; none when a part is no text."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return [content]
-    parts = content if isinstance(content, list) else []
-    texts = [part.get("text") for part in parts if isinstance(part, dict)]
-    found = [text for text in texts if isinstance(text, str)]
-    return found if len(found) == len(parts) else []
+    content, found = message.get("content"), texts_of(message)
+    return found if not isinstance(content, list) or len(found) == len(content) else []
 
 
 def _first_differences(old: str, new: str, client: str) -> list[tuple[str, str]] | None:
@@ -243,31 +240,38 @@ def _first_differences(old: str, new: str, client: str) -> list[tuple[str, str]]
 
 def _renewed(old: Any, new: Any, client: str) -> list[tuple[str, str]]:
     """What a first message's frozen clocks say, and what holds now."""
-    pairs = (_first_differences(one, other, client) for one, other in _aligned(old, new))
+    pairs = (
+        _first_differences(one, other, client)
+        for one, other in _aligned(old, new)
+        if other is not None
+    )
     return [pair for found in pairs for pair in found or ()]
 
 
-def _unreminded(text: str) -> list[str]:
-    """What stands between the reminders of ``text``, without the space around them."""
-    kept: list[str] = []
-    at = 0
-    while (start := text.find(_OPEN, at)) >= 0 and (end := text.find(_CLOSE, start)) >= 0:
-        kept.append(text[at:start].rstrip() if not kept else text[at:start].strip())
-        at = end + len(_CLOSE)
-    return [*kept, text[at:].lstrip() if kept else text]
+def _closed(around: list[str]) -> str:
+    """What stood around reminders, without the space next to them."""
+    first, *others = around
+    return "\n".join([first.rstrip(), *(piece.strip() for piece in others)]).strip()
 
 
-def _aligned(old: Any, new: Any) -> list[tuple[str, str]]:
-    """Texts of two messages part by part, those that are nothing but a clock aside.
+def _aligned(old: Any, new: Any) -> list[tuple[str, str | None]]:
+    """Texts of two messages part by part; None where the newer one has lost a clock's part.
 
     Empty when there is no telling which belongs to which.
     """
     before, now = _texts(old), _texts(new)
-    if len(before) != len(now):
-        before, now = (
-            [text for text in texts if not clocks.only_clock(text)] for texts in (before, now)
-        )
-    return list(zip(before, now, strict=True)) if len(before) == len(now) else []
+    if len(before) == len(now):
+        return list(zip(before, now, strict=True))
+    pairs: list[tuple[str, str | None]] = []
+    at = 0
+    for text in before if now else ():
+        here = now[at] if at < len(now) else None
+        if here != text and clocks.only_clock(text):
+            here = None
+        at += here is not None
+        pairs.append((text, here))
+    gone = [text for text, other in pairs if other is None]
+    return pairs if at == len(now) and all(map(clocks.only_clock, gone)) else []
 
 
 def note_target(draft: Draft) -> int | None:
@@ -299,9 +303,7 @@ def _reminding(part: Any) -> Any:
 
 
 def _tagged(text: str) -> str:
-    if text.lstrip().startswith("<system-reminder>"):
-        return text
-    return f"<system-reminder>\n{text}\n</system-reminder>"
+    return text if text.lstrip().startswith(OPEN) else f"{OPEN}\n{text}\n{CLOSE}"
 
 
 def _as_parts(content: Any) -> list[Any]:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.normalise.clock_shapes import DENSE
 from proxy.core.normalise.clock_table import KNOWN, Place
 from proxy.core.normalise.clocks import (
     coarse,
@@ -292,6 +293,69 @@ def test_a_time_without_a_cue_is_not_shared(old: str, new: str) -> None:
     assert differences(f"Deliver {old}", f"Deliver {new}", shared=True) is None
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Current time is 20:37:19. Today's date is 2026-10-09.",
+        "Today's date: Fri Oct 09 2026",
+        "The current date and time is 10/9/2026, 2:31:07 PM.",
+        "It is currently 2026-10-09 14:00 +00:00",
+        "Current date: 2026-11-30",
+        "Conversation started: Friday, October 09, 2026 02:31 PM",
+        "  <current_date>2026-10-09</current_date>",
+        "当前时间: 2026-10-09 14:31",
+    ],
+)
+def test_a_line_that_only_tells_the_time_is_shared(line: str) -> None:
+    """Whatever program wrote it."""
+    assert shaped(f"Be kind.\n{line}\nBe brief.", shared=True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Patient's date of birth: 1971-03-04",
+        "Appointment date: 2026-10-09",
+        "Passport expiry date: 2031-10-09",
+        "Today's customer signed the contract on 2026-10-09.",
+        "## Birth date\n1971-03-04",
+        "Date of the surgery:\n\n2026-10-09 08:00",
+        "You are Ann's clock. The time is 14:31.",
+    ],
+)
+def test_a_date_of_somebodys_own_is_not_shared(line: str) -> None:
+    """A line, or a heading, that says more than the time is this conversation's own."""
+    assert shaped(f"Be kind.\n{line}\nBe brief.", shared=True) == []
+    assert shaped(f"Be kind.\n{line}\nBe brief.", shared=False)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_text_full_of_times_is_a_log(shared: bool) -> None:
+    """Up to a number of spans they are clocks; one more, and there are none."""
+    line = "time: 14:31\n"
+    assert len(shaped(line * DENSE, shared=shared)) == DENSE
+    assert shaped(line * (DENSE + 1), shared=shared) == []
+    assert masked(line * (DENSE + 1), shared=shared) == line * (DENSE + 1)
+
+
+def test_more_differing_lines_than_one_looks_at_are_content() -> None:
+    """Even where all of them say the same."""
+    line = "time: 14:31\n"
+    for count, found in ((64, [("time: 14:31", "time: 14:32")]), (65, None)):
+        was = "\n".join(f"{line}{'x' * 9}" for _ in range(count))
+        now = differences(was, was.replace("31", "32"), shared=False)
+        assert (now is None) is (found is None)
+
+
+def test_clocks_far_apart_are_told_both() -> None:
+    """Only what surrounds a difference is read, wherever it stands."""
+    text = "time: {}\n" + "Be kind.\n" * 100 + "date: {}"
+    pairs = differences(
+        text.format("14:31", "2026-10-09"), text.format("14:32", "2026-10-10"), shared=True
+    )
+    assert pairs == [("time: 14:31", "time: 14:32"), ("date: 2026-10-09", "date: 2026-10-10")]
+
+
 @pytest.mark.parametrize(("old", "new"), NEEDS_A_CUE)
 def test_half_a_date_without_a_cue_is_content(old: str, new: str) -> None:
     """A weekday, a month or a long number is no clock unless the line says so."""
@@ -359,7 +423,7 @@ def test_differences_are_told_by_the_line() -> None:
         (was.removesuffix("\nBe kind."), now.removesuffix("\nBe kind."))
     ]
     long = f"{'a' * 100} the time is {{}} {'b' * 100}"
-    [(old, new)] = differences(long.format("14:31"), long.format("14:32"), shared=True) or []
+    [(old, new)] = differences(long.format("14:31"), long.format("14:32"), shared=False) or []
     assert old == f"{'a' * 27} the time is 14:31 {'b' * 39}"
     assert new == old.replace("31", "32")
 
@@ -497,7 +561,7 @@ FORMATS = st.sampled_from(
         "datetime: %Y-%m-%dT%H:%M:%S.%f+00:00",
         "Today is %A, %B %d, %Y at %I:%M %p",
         "<date>%a %b %d %Y</date>",
-        "the time, as ctime has it: %a %b %d %H:%M:%S %Y",
+        "the time: %a %b %d %H:%M:%S %Y",
         "Date: %d.%m.%Y; time: %I:%M %p UTC",
     ]
 )
