@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import AnyStr
 
+SAMPLE = 32_768  # of each text, where lines are compared
 OPEN, CLOSE = "<system-reminder>", "</system-reminder>"
 
 
@@ -45,7 +46,11 @@ def overlap(a: bytes, b: bytes) -> float:
 
 
 def common_lines(a: bytes, b: bytes) -> float:
-    """Which share of the longer one the lines make up that both have (texts in JSON)."""
+    """Which share of the longer one the lines make up that both have (texts in JSON).
+
+    Of long texts only their beginnings are compared.
+    """
+    a, b = a[:SAMPLE], b[:SAMPLE]
     ours, theirs = (Counter(text.split(b"\\n")) for text in (a, b))
     common = sum(len(line) * count for line, count in (ours & theirs).items())
     return common / max(len(a), len(b), 1)

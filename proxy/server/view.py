@@ -110,7 +110,7 @@ class View:
                 "used": row.used,
                 "prompt_n": row.prompt_n,
                 "title": row.title,
-                "bytes": _bytes(row),
+                "bytes": row.size,
             }
             for row in (self._talks.conversations() if self._talks else ())
         ]
@@ -152,10 +152,3 @@ class View:
             "restores": "retired" if self._transfer and self._transfer.retired else "in use",
         }
         return self._keeper.up and not draining, details
-
-
-def _bytes(row: Conversation) -> int:
-    lines = sum(
-        len(line.came) + len(line.went) * (line.went is not line.came) for line in row.lines
-    )
-    return lines + sum(map(len, row.tools)) + sum(len(answer.message) for answer in row.answers)

@@ -218,7 +218,7 @@ ECHOES = [
     Trigger(39, "teunlao/swift-ai-sdk#39", called(WRITE, SORTED, WEATHER, REWRITTEN)),
     Trigger(39, "OpenRouterTeam/ai-sdk-provider#171", called(WRITE, COMPACT)),
     Trigger(39, "stanfordnlp/dspy#10216", called("{}", "{}", WEATHER, REWRITTEN)),
-    Trigger(40, "ai-dynamo/dynamo#10637", called(WRITE, SORTED, "ok", " ok\n")),
+    Trigger(40, "ai-dynamo/dynamo#10637", called(WRITE, SORTED, "ok", "ok")),
     Trigger(57, "ggml-org/llama.cpp#11970", echoed("\nHere it is. \n\n", "Here it is.")),
     Trigger(57, "abetlen/llama-cpp-python#1369", echoed(" Sure:\n- a\n- b\n", "Sure:\n- a\n- b")),
     Trigger(57, "blank before a call", blank("")),

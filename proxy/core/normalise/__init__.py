@@ -16,7 +16,8 @@ from proxy.core.conversation import head_length, key, text_of
 from proxy.core.ledger import Answer, Conversation, Line
 from proxy.core.normalise import history, optional, shape, system, tools
 from proxy.core.normalise.base import Change, Context, Default, Draft, Item, Rule
-from proxy.core.normalise.book import Book, Found, Said
+from proxy.core.normalise.book import Book, Found
+from proxy.core.normalise.match import Said
 from proxy.core.splice import rebuild
 
 SETTINGS = (
@@ -137,7 +138,8 @@ def normalise(
     _apply(_SHAPE, draft, context)
     head = head_length(item.value for item in draft.messages)
     came = [book.said(item.value, item.json) for item in draft.messages]
-    found = book.find(origin.namespace, came, head, context.client)
+    blocks = [block for rule, block in optional.BLOCKS.items() if rule in context.on]
+    found = book.find(origin.namespace, came, head, context.client, blocks)
     draft.before, draft.known, draft.clock = found.before, found.known, found.clock
     draft.answers = dict(found.answers)
     _apply(_LEDGER, draft, context)

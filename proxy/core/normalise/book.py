@@ -6,6 +6,7 @@ Rows are replaced, never changed in place.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -14,31 +15,13 @@ from typing import Any
 
 import orjson
 
-from proxy.core.conversation import KEY_BYTES, calls, key, text_of
+from proxy.core.conversation import KEY_BYTES, key, text_of
 from proxy.core.ledger import Answer, Conversation
-from proxy.core.normalise import clocks
-from proxy.core.normalise.system import first_user, reminder_left, stood_still
-from proxy.core.text import common_lines, overlap
+from proxy.core.normalise import clocks, match
+from proxy.core.normalise.match import Said, Still
 
-ID_CHARS = 12  # a tool call's id this long is nobody else's
-RUN = 4  # so many messages in a row are no coincidence
 KEYS = 16_384  # of messages met before
 COMPARED = 16  # conversations that began alike whose system texts are compared
-SIMILAR = 0.5  # share of a system text that has to be equal for it to be the same one, edited
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """One message of a request as the book looks at it."""
-
-    value: Any
-    json: bytes
-    key: bytes
-
-    @property
-    def role(self) -> str:
-        """The message's role, ``""`` for what is no message."""
-        return str(self.value.get("role")) if isinstance(self.value, dict) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +83,34 @@ class Book:
             self._keys[mark] = found
         return Said(value, json, found)
 
-    def find(self, namespace: bytes, said: Sequence[Said], head: int, client: str) -> Found:
+    def find(
+        self,
+        namespace: bytes,
+        said: Sequence[Said],
+        head: int,
+        client: str,
+        blocks: Sequence[re.Pattern[str]] = (),
+    ) -> Found:
         """The conversation these messages belong to: deepest match, then the most recent.
 
-        Only proof makes it one (``_proved``): an equal sentence said elsewhere is none.
+        Only proof makes it one (``proved``): an equal sentence said elsewhere is none. ``blocks``:
+        parts of a system text that do not make it another one, beside clocks.
         """
+        still = Still(client, tuple(blocks))
         spoken = [message for message in said if message.role == "assistant"]
-        ids = {name for message in spoken for name in _call_ids(message.value)}
+        ids = {name for message in spoken for name in match.call_ids(message.value)}
         edited: Found | None = None
         like: Conversation | None = None
-        for row, same in self._candidates(namespace, said, head, client, spoken=bool(spoken)):
-            known = _known(row, said, head, client)
+        for row, same in self._candidates(namespace, said, head, still, spoken=bool(spoken)):
+            known = match.repeated(row, said, head, client)
             if not spoken:  # it opens a conversation, unless it is an identical resend
                 if same and known == len(said) == len(row.lines):
                     return Found(row, known, goes_on=True)
-            elif _proved(row, said, known, head, ids, same=same):
-                answers = _answers(row, said, known)
-                return Found(row, known, answers, _goes_on(row, said, known))
+            elif match.proved(row, said, known, head, ids, same=same):
+                answers = match.generated(row, said, known)
+                return Found(row, known, answers, match.goes_on(row, said, known))
             elif known > head + 1:  # its system text was edited, or it is a twin
-                edited = edited or Found(row, goes_on=_edited(row, said, known, head))
+                edited = edited or Found(row, goes_on=match.no_twin(row, said, known, head))
             like = like or (row if spoken else None)
         if edited:
             return edited
@@ -168,7 +160,13 @@ class Book:
         return gone
 
     def _candidates(
-        self, namespace: bytes, said: Sequence[Said], head: int, client: str, *, spoken: bool
+        self,
+        namespace: bytes,
+        said: Sequence[Said],
+        head: int,
+        still: Still,
+        *,
+        spoken: bool,
     ) -> Iterator[tuple[Conversation, bool]]:
         """Deepest first, at one depth those with the same system text, then the most recent.
 
@@ -185,7 +183,7 @@ class Book:
                 if holder in seen:
                     continue
                 row = self._rows[holder]
-                if _same_head(row, said, head):
+                if match.same_head(row, said, head):
                     seen.add(holder)
                     yield row, True
                 elif len(others) + compared < COMPARED:
@@ -193,8 +191,8 @@ class Book:
                     others.append(row)
             compared += len(others)
             for row in others:
-                same = _same_but_clock(row, said, head, client)
-                if same or _like_head(row, said, head):
+                same = match.same_but_still(row, said, head, still)
+                if same or match.like_head(row, said, head):
                     yield row, same
 
     def _clock(self, namespace: bytes, said: Sequence[Said], client: str) -> tuple[bytes, ...]:
@@ -205,158 +203,7 @@ class Book:
         return ()
 
 
-_BEFORE, _BEHIND = b'{"role":"system","content":"', b'"}'
 _CLOCK, _ANCHOR = b"clock", b"anchor"  # kinds of marks; the others are bare digests
-
-
-def _same_head(row: Conversation, said: Sequence[Said], head: int) -> bool:
-    """Whether the leading system messages are those that came or went."""
-    return row.head == head and all(
-        (line.key == message.key and message.json == line.came)  # a key tells most of them apart
-        or (line.went is not line.came and message.json == line.went)
-        for line, message in zip(row.lines[:head], said[:head], strict=True)
-    )
-
-
-def _like_head(row: Conversation, said: Sequence[Said], head: int) -> bool:
-    """Whether the leading system messages are an edited form of the row's."""
-    pairs = list(zip(row.lines[: row.head], said[:head], strict=False))
-    return bool(pairs) and all(
-        message.json in (line.came, line.went) or _alike(_bare(line.came), _bare(message.json))
-        for line, message in pairs
-    )
-
-
-def _alike(a: bytes, b: bytes) -> bool:
-    return overlap(a, b) >= SIMILAR or common_lines(a, b) >= SIMILAR
-
-
-def _bare(message: bytes) -> bytes:
-    """Without what all system messages begin and end with."""
-    return message.removeprefix(_BEFORE).removesuffix(_BEHIND)
-
-
-def _same_but_clock(row: Conversation, said: Sequence[Said], head: int, client: str) -> bool:
-    """Whether the leading system messages differ from the row's in clocks and counters only."""
-    if row.head != head:
-        return False
-    for line, message in zip(row.lines[:head], said[:head], strict=True):
-        old, new = text_of(orjson.loads(line.went)), text_of(message.value)
-        if old is None or new is None:
-            return False
-        if clocks.differences(old, new, shared=False, client=client) is None:
-            return False
-    return True
-
-
-def _proved(
-    row: Conversation, said: Sequence[Said], known: int, head: int, ids: set[str], *, same: bool
-) -> bool:
-    """Whether a request with history belongs to this conversation, beyond looking like it.
-
-    Its history repeats the row's from the start, under the same system text; or a tool call in it
-    (``ids``) is one the backend made in the row; or, where the beginning was trimmed, a run of
-    messages is the row's.
-    """
-    if same and known > head:
-        return True
-    if ids and any(ids & _call_ids(orjson.loads(answer.message)) for answer in row.answers):
-        return True
-    return same and _longest_run(row, said, head) >= RUN
-
-
-def _edited(row: Conversation, said: Sequence[Said], known: int, head: int) -> bool:
-    """Whether what is repeated under another system text is so much that it is no twin's.
-
-    Two conversations of one program may begin with the same greeting and the same call.
-    """
-    repeated = known - head + _follows(row, said, known)
-    return repeated >= RUN and _goes_on(row, said, known)
-
-
-def _call_ids(message: Any) -> set[str]:
-    ids = (call.get("id") for call in calls(message))
-    return {name for name in ids if isinstance(name, str) and len(name) >= ID_CHARS}
-
-
-def _longest_run(row: Conversation, said: Sequence[Said], head: int) -> int:
-    """How many messages in a row, up to the request's last answer, are the row's last ones."""
-    keys = [line.key for line in row.lines[row.head :]]
-    latest = row.answers[-1] if row.answers else None
-    if latest is not None and latest.at == len(row.lines):
-        keys.append(latest.key)
-    ours = [message.key for message in said[head:]]
-    while ours and (not keys or ours[-1] != keys[-1]):
-        ours.pop()
-    count = 0
-    for one, other in zip(reversed(ours), reversed(keys), strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
-
-
-def _known(row: Conversation, said: Sequence[Said], head: int, client: str) -> int:
-    """How many leading messages repeat the row's lines. The head counts as one, if of equal length.
-
-    An old user message from which only a clock or reminders vanished is a repeated one, if what
-    follows it is what followed it; the last message is nothing old.
-    """
-    if row.head != head:
-        return 0
-    first = first_user(message.value for message in said)
-    known = head
-    for line, message in zip(row.lines[head:], said[head:], strict=False):
-        if line.key != message.key:
-            if not _follows(row, said, known + 1):
-                break
-            old = orjson.loads(line.went)
-            same = stood_still(old, message.value, client, first=known == first)
-            if not same and not reminder_left(old, message.value):
-                break
-        known += 1
-    return known
-
-
-def _follows(row: Conversation, said: Sequence[Said], number: int) -> bool:
-    """Whether the message at this place is the row's there, or one generated there."""
-    if number >= len(said):
-        return False
-    if number < len(row.lines) and row.lines[number].key == said[number].key:
-        return True
-    return any(a.at == number and a.key == said[number].key for a in row.answers)
-
-
-def _answers(row: Conversation, said: Sequence[Said], known: int) -> tuple[tuple[int, Answer], ...]:
-    """Generated messages that are in the request beyond what is known.
-
-    At the place they were generated for, right behind what is known; or, where the beginning was
-    rewritten, those with a tool call of the same id.
-    """
-    found: list[tuple[int, Answer]] = []
-    for number, message in enumerate(said[known:], known):
-        ids = _call_ids(message.value) if message.role == "assistant" else set()
-        for answer in row.answers:
-            here = answer.at == number == known and message.role == "assistant"
-            if answer.key == message.key and (
-                here or ids & _call_ids(orjson.loads(answer.message))
-            ):
-                found.append((number, answer))
-    return tuple(dict(found).items())
-
-
-def _goes_on(row: Conversation, said: Sequence[Said], known: int) -> bool:
-    """Still the same conversation, no branch.
-
-    All of it is there, or all but its last message (clients with a moving tail), or its latest
-    answer is (the history before that was rewritten).
-    """
-    if known >= len(row.lines) - 1:
-        return True
-    latest = row.answers[-1].key if row.answers else None
-    return latest is not None and any(
-        message.key == latest for message in said[known:] if message.role == "assistant"
-    )
 
 
 def _running(namespace: bytes, keys: Iterable[bytes]) -> Iterator[bytes]:
@@ -370,7 +217,7 @@ def _anchors(namespace: bytes, messages: Iterable[tuple[Any, bytes]]) -> Iterato
     """Marks of assistant messages: where to look when the beginning was rewritten."""
     for value, mark in messages:
         if isinstance(value, dict) and value.get("role") == "assistant":
-            for name in sorted(_call_ids(value)):  # many begin with one and the same call
+            for name in sorted(match.call_ids(value)):  # many begin with one and the same call
                 yield _ANCHOR + namespace + mark + name.encode("utf-8", "surrogatepass")
             yield _ANCHOR + namespace + mark
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import chain
 
 Span = tuple[int, int]
 
-DENSE = 512  # a text with more times and counters than this is a log
+DENSE = 512  # a text with more times and counters than this is a log,
+LOOKS = 4096  # or with more numbers,
+READ = 65_536  # or with more characters around them that may speak of time
 _HEADING_MAX = 120  # a longer line above is a paragraph, not a heading
 
 _MONTH = (
@@ -114,14 +116,19 @@ def found(text: str, *, shared: bool) -> list[Span] | None:
     """Spans that look like a clock, in no order and possibly overlapping; None for a log.
 
     ``shared``: only where the line, or the heading above it, speaks of time or date; no counters,
-    no durations. A log has more than ``DENSE`` of them.
+    no durations. A log has more than ``DENSE`` of them, or ``LOOKS`` places that could be one.
     """
     lines = Lines(text)
-    spans = chain(_digits(text, lines, shared=shared), _weekdays(text, lines))
+    looks = chain(_digits(text, lines, shared=shared), _weekdays(text, lines))
     if not shared:
-        spans = chain(spans, _words(text, lines), _ids(text))
-    some = list(islice(spans, DENSE + 1))
-    return some if len(some) <= DENSE else None
+        looks = chain(looks, _words(text, lines), _ids(text))
+    spans: list[Span] = []
+    for count, span in enumerate(looks):
+        if span is not None:
+            spans.append(span)
+        if len(spans) > DENSE or count >= LOOKS or lines.read > READ:
+            return None
+    return spans
 
 
 def speaks(line: str) -> bool:
@@ -135,6 +142,7 @@ class Lines:
     def __init__(self, text: str) -> None:
         """Nothing is read yet."""
         self._text = text
+        self.read = 0  # characters looked through
         self._start, self._end = 0, -1
         self._speak: bool | None = None
         self._elapsed: bool | None = None
@@ -156,7 +164,7 @@ class Lines:
         """Whether the line at ``at`` tells how long something lasts or how long ago it was."""
         self._go(at)
         if self._elapsed is None:
-            self._elapsed = bool(_ELAPSED.search(self._text, self._start, self._end))
+            self._elapsed = self._search(_ELAPSED)
         return self._elapsed
 
     def _go(self, at: int) -> None:
@@ -167,7 +175,11 @@ class Lines:
             self._speak = self._elapsed = None
 
     def _own(self) -> bool:
-        return bool(CUE.search(self._text, self._start, self._end))
+        return self._search(CUE)
+
+    def _search(self, words: re.Pattern[str]) -> bool:
+        self.read += self._end - self._start
+        return self.read <= READ and bool(words.search(self._text, self._start, self._end))
 
     def _heading(self) -> int | None:
         """Where a heading begins that speaks of time."""
@@ -181,25 +193,32 @@ class Lines:
         return start if _HEADING.match(above) and CUE.search(above) else None
 
 
-def _digits(text: str, lines: Lines, *, shared: bool) -> Iterator[Span]:
-    """Everything that starts with a digit, with what belongs to it before and behind."""
+def _digits(text: str, lines: Lines, *, shared: bool) -> Iterator[Span | None]:
+    """Everything that starts with a digit, with what belongs to it before and behind.
+
+    None, here and below: looked at, and nothing.
+    """
     shape = _CLOCK_SHAPE if shared else _ANY_SHAPE
     marks, done = text.encode("latin-1", "replace").translate(_ZEROS), 0
     for number in _NUMBER.finditer(marks):
         match = shape.match(text, number.start()) if number.start() >= done else None
         if not match:
+            yield None
             continue
         start, done = match.span()
         before = text[max(0, start - 40) : start]
         words = before.rstrip(" '\":=#").split()
         word = words[-1].lower().lstrip("{[(*-'\"") if words else ""
         if _OTHER.fullmatch(word) or _NOT_BEHIND.match(text, done):
+            yield None
             continue
         if match.lastgroup in _COUNTER_KINDS:
             if _counts(match, before, word) or (
                 match.lastgroup == "duration" and lines.elapsed(start)
             ):
                 yield start, done
+            else:
+                yield None
             continue
         lead = _lead(match, before)
         # Half a date, or a bare number, is a clock only by what the line says.
@@ -208,6 +227,8 @@ def _digits(text: str, lines: Lines, *, shared: bool) -> Iterator[Span]:
             behind = _BEHIND.match(text, done)
             done = behind.end() if behind else done
             yield start - len(lead), done
+        else:
+            yield None
 
 
 def _lead(match: re.Match[str], before: str) -> str | None:
@@ -233,33 +254,32 @@ def _counts(match: re.Match[str], before: str, word: str) -> bool:
     return match.lastgroup == "count" and bool(_COUNTED.fullmatch(word))
 
 
-def _weekdays(text: str, lines: Lines) -> Iterator[Span]:
+def _weekdays(text: str, lines: Lines) -> Iterator[Span | None]:
     """Days of the week in a line that speaks of time or date."""
     at = text.find("day")
     while at >= 0:
         name = _DAY_OF_WEEK.search(text, max(0, at - 6), at + 3)
-        if name and not text[at + 3 : at + 4].isalnum() and lines.speak(at):
-            yield name.span()
+        named = name and not text[at + 3 : at + 4].isalnum() and lines.speak(at)
+        yield name.span() if name and named else None
         at = text.find("day", at + 3)
 
 
-def _words(text: str, lines: Lines) -> Iterator[Span]:
+def _words(text: str, lines: Lines) -> Iterator[Span | None]:
     """Durations without a digit."""
     for few in _FEW:
         at = text.find(few)
         while at >= 0:
             end = at + len(few)
-            if not text[end : end + 1].isalnum() and lines.elapsed(at):
-                yield at, end + 4 * text.startswith(" ago", end)
+            lasts = not text[end : end + 1].isalnum() and lines.elapsed(at)
+            yield (at, end + 4 * text.startswith(" ago", end)) if lasts else None
             at = text.find(few, end)
 
 
-def _ids(text: str) -> Iterator[Span]:
+def _ids(text: str) -> Iterator[Span | None]:
     """The number of a message or request."""
     for name in ("essage", "equest"):
         at = text.find(name)
         while at >= 0:
             value = _ID.match(text, at)
-            if value:
-                yield value.span(1)
+            yield value.span(1) if value else None
             at = text.find(name, at + len(name))

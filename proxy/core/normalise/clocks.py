@@ -21,6 +21,7 @@ _AROUND = 40  # of a longer line: characters on each side
 _MOST = 12  # more differences than this are a log, not a clock
 _DIFFERING = 64  # more lines than this differing are one, too
 _LINES = 16  # a known clock with its surroundings is never longer
+_BLOCK = 2048  # nothing but a clock is never longer
 _TRIES = 8  # places where a vanished block may have stood
 
 _SECONDS = re.compile(
@@ -76,6 +77,7 @@ def differences(
     start, tail = _surroundings(old, new)
     left, right = old[start : len(old) - tail], new[start : len(new) - tail]
     told: dict[tuple[str, str], None] = {}
+    twice: dict[str, bool] = {}
     for one, other in _windows(left, right):
         was = shaped(one, shared=shared, client=client, place=place)
         now = shaped(other, shared=shared, client=client, place=place)
@@ -83,9 +85,12 @@ def differences(
             return None
         for a, b in zip(was, now, strict=True):
             if one[slice(*a)] != other[slice(*b)]:
-                above = old.count(_shown(one, a)) > 1
+                line = _shown(one, a)
+                above = twice.setdefault(line, line not in twice and old.count(line) > 1)
                 told[_shown(one, a, above=above), _shown(other, b, above=above)] = None
-    return list(told) if 0 < len(told) <= _MOST else None
+            if len(told) > _MOST:
+                return None
+    return list(told) or None
 
 
 def pinned(text: str, frozen: str, client: str, *, place: Place = "system") -> str:
@@ -124,7 +129,7 @@ def vanished(old: str, new: str) -> bool:
     Qwen Code's date reminder in front of a user message, AnythingLLM's date behind one.
     """
     size = len(old) - len(new)
-    if size <= 0:
+    if not 0 < size <= _BLOCK:
         return False
     first, last = len(new) - shared_end(old, new), common(old, new)
     edges = takewhile(lambda at: at <= last, (m.start() for m in _EDGE.finditer(old, first)))
@@ -138,6 +143,8 @@ def only_clock(text: str) -> bool:
     Within one ``<system-reminder>`` any line that speaks of time or date counts; elsewhere a line
     must have no word beyond those that tell the time.
     """
+    if len(text) > _BLOCK:
+        return False
     body = text.strip()
     reminder = body.startswith(OPEN) and body.endswith(CLOSE) and body.count(OPEN) == 1
     lines = [line for line in body.split("\n") if line.strip() and not _TAG.fullmatch(line)]
@@ -239,4 +246,3 @@ def _whole(text: str, start: int, stop: int) -> bool:
     if start == 0 or text[start - 1] == "\n":
         return stop == len(text) or text[stop - 1] == "\n"
     return text[start] == "\n" and text[stop : stop + 1] in {"", "\n"}
-

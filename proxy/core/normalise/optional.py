@@ -9,6 +9,7 @@ budget left (CC-2).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import orjson
 
@@ -18,11 +19,16 @@ from proxy.core.normalise.system import note_target, reminder_left
 from proxy.core.normalise.tools import name_of
 
 _COUNTER = re.compile(r"\s*<total_tokens>[^<]*</total_tokens>\s*")
-_GIT = re.compile(
-    r"^gitStatus: (?:.*?^Recent commits:\n(?:[0-9a-f]{7,}[^\n]*(?:\n|\Z))*|.*\Z)",
-    re.DOTALL | re.MULTILINE,
-)
-_MEMORY = re.compile(r"<memory_context>(?:(?!<memory_context>).)*?</memory_context>", re.DOTALL)
+# Parts of a system text that stand still when asked to, by rule.
+BLOCKS: Mapping[str, re.Pattern[str]] = {
+    "git-status": re.compile(
+        r"^gitStatus: (?:.*?^Recent commits:\n(?:[0-9a-f]{7,}[^\n]*(?:\n|\Z))*|.*\Z)",
+        re.DOTALL | re.MULTILINE,
+    ),
+    "memory": re.compile(
+        r"<memory_context>(?:(?!<memory_context>).)*?</memory_context>", re.DOTALL
+    ),
+}
 
 
 def total_tokens(draft: Draft, _context: Context) -> None:
@@ -36,12 +42,12 @@ def total_tokens(draft: Draft, _context: Context) -> None:
 
 def git_status(draft: Draft, _context: Context) -> None:
     """The git status of the first request stays; the newer one is told at the tail."""
-    _keep_block(draft, _GIT, "git-status")
+    _keep_block(draft, "git-status")
 
 
 def memory(draft: Draft, _context: Context) -> None:
     """The memory block of the first request stays; the newer one is told at the tail."""
-    _keep_block(draft, _MEMORY, "memory")
+    _keep_block(draft, "memory")
 
 
 def moved_reminder(draft: Draft, _context: Context) -> None:
@@ -91,14 +97,14 @@ def _counts(item: Item) -> bool:
     return text is not None and _COUNTER.fullmatch(text) is not None
 
 
-def _keep_block(draft: Draft, block: re.Pattern[str], rule: str) -> None:
+def _keep_block(draft: Draft, rule: str) -> None:
     if draft.before is None or note_target(draft) is None:
         return
     head = head_length(item.value for item in draft.messages)
     for number, line in enumerate(draft.before.lines[: min(head, draft.before.head)]):
         item = draft.messages[number]
         old, new = text_of(orjson.loads(line.went)), text_of(item.value)
-        first, now = block.search(old or ""), block.search(new or "")
+        first, now = BLOCKS[rule].search(old or ""), BLOCKS[rule].search(new or "")
         if new is None or first is None or now is None or first[0] == now[0]:
             continue
         item.put({**item.value, "content": new[: now.start()] + first[0] + new[now.end() :]})

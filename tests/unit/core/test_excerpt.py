@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.excerpt import difference, parting, shared, shown
+from proxy.core.excerpt import difference, parting, shown
+from proxy.core.text import shared
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,7 @@ _ASKED = call("f", '{"a": 1.0, "b": 2}', "id-one")
 _AGAIN = call("f", '{"b":2,"a":1}', "id-one")
 _LATER = call("f", '{"a": 1.0, "b": 2}', "id-two")
 _Q = user("q")
+_HISTORY = [_Q, assistant("first"), user("p")]
 _TWO = [system("a"), system("b"), _Q]
 _MID = [system("a"), _Q, system("b")]
 
@@ -136,21 +137,24 @@ SCENES: Mapping[str, Scene] = {
     ),
     "known-clocks": Scene(
         twice(
-            [_clocked("Skills: a, b", "2026-10-09"), _Q],
+            [_clocked("Skills: a, b", "2026-10-09"), *_HISTORY],
             assistant("hm"),
-            [_clocked("Skills: a, b, c", "2026-10-10"), _Q, assistant("hm"), user("r")],
+            [_clocked("Skills: a, b, c", "2026-10-10"), *_HISTORY, assistant("hm"), user("r")],
         ),
         {
             "messages": [
                 _clocked("Skills: a, b, c", "2026-10-09"),
-                _Q,
+                *_HISTORY,
                 assistant("hm"),
                 user("r" + told(("Today's date: 2026-10-09", "Today's date: 2026-10-10"))),
             ]
         },
         {
             "messages": [
-                _clocked("Skills: a, b, c", "2026-10-10"), _Q, assistant("hm"), user("r"),
+                _clocked("Skills: a, b, c", "2026-10-10"),
+                *_HISTORY,
+                assistant("hm"),
+                user("r"),
             ]
         },
         {"client": "opencode"},

@@ -1,4 +1,4 @@
-"""Which conversation a request belongs to."""
+"""Which conversation a request belongs to; also ``proxy.core.normalise.match``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import orjson
 import pytest
 
 import proxy.core.normalise.book as books
-from proxy.core.normalise import Result
-from proxy.core.normalise.book import Book, overlap
+from proxy.core.normalise import Result, match
+from proxy.core.normalise.book import Book
+from proxy.core.text import overlap
 from tests.unit.core.normalise.kit import (
     Desk,
     Message,
@@ -139,12 +140,15 @@ def test_a_moving_tail_keeps_the_id() -> None:
 
 
 def test_trimmed_at_the_front() -> None:
-    """The oldest messages are gone; the latest answer tells."""
+    """The oldest messages are gone; a run of the others up to the latest answer tells."""
     desk = Desk()
-    made = talk(desk, A, B)
-    trimmed = desk.ask(S, user("r0"), B, user("r1"), assistant("x"), user("y"))
+    made = talk(desk, A, B, assistant("c"))
+    trimmed = desk.ask(S, user("r0"), B, user("r1"), assistant("c"), user("y"))
     assert same(made[-1], trimmed)
     assert trimmed.known == 1
+    few = desk.ask(S, user("r5"), user("r1"), assistant("c"), user("y"), keep=False)
+    assert not same(made[-1], few)
+    assert few.like
 
 
 def test_compacted_results() -> None:
@@ -164,35 +168,36 @@ def test_another_first_message() -> None:
     """The client put its context into the first message anew."""
     desk = Desk()
     made = talk(desk, A, B)
-    changed = desk.ask(S, user("q [new context]"), A, user("r0"), B, user("s"))
-    assert same(made[-1], changed)
+    changed = desk.ask(S, user("q [new context]"), A, user("r0"), B, user("s"), keep=False)
+    assert not same(made[-1], changed), "three equal messages are no proof"
+    assert changed.like
+    more = talk(desk, A, B, assistant("c"))
+    later = [A, user("r0"), B, user("r1"), assistant("c"), user("s")]
+    assert same(more[-1], desk.ask(S, user("q [newer context]"), *later))
 
 
-def test_an_old_answer_alone_is_a_branch() -> None:
-    """Rewritten, and without the latest answer: it is found, and is another one from there."""
+def test_an_equal_answer_alone_proves_nothing() -> None:
+    """However long it is: many begin with the same words. It only explains why it is cold."""
     desk = Desk()
     made = talk(desk, A, B)
-    old = desk.ask(S, user("other"), A, user("r0"))
-    assert not same(made[-1], old)
-    assert old.before is not None
-    assert old.known == 1
-
-
-def test_a_short_answer_is_nobodys_own() -> None:
-    """``ok`` behind another question does not tell whose it is."""
-    desk = Desk()
-    talk(desk, assistant("ok"), assistant("ok"))
-    assert desk.ask(S, user("other"), assistant("ok"), R).before is None
+    for said in (A, assistant("ok")):
+        other = desk.ask(S, user("other"), said, user("r0"), keep=False)
+        assert not same(made[-1], other)
+        assert (other.known, other.like) == (0, said is A)
+        assert other.after.answers == ()
 
 
 def test_many_begin_with_the_same_call() -> None:
     """Only its id tells whose it is; a client that makes up ids anew has to be known otherwise."""
     desk = Desk()
-    asked = assistant("", call("ls", "{}", "x1"))
+    asked = assistant("", call("ls", "{}", "call-number-1"))
     made = talk(desk, asked)
-    other = desk.ask(S, user("other"), assistant("", call("ls", "{}", "y1")), result("a", "y1"))
-    assert other.before is None
-    mine = desk.ask(S, user("q [new context]"), asked, result("a", "x1"))
+    for name in ("call-number-2", "x1"):
+        asks = assistant("", call("ls", "{}", name))
+        other = desk.ask(S, user("other"), asks, result("a", name), keep=False)
+        assert not same(made[-1], other)
+        assert other.like
+    mine = desk.ask(S, user("q [new context]"), asked, result("a", "call-number-1"))
     assert same(made[-1], mine)
 
 
@@ -219,12 +224,14 @@ def test_the_same_history_under_another_system_prompt() -> None:
     ids=["end", "start", "both"],
 )
 def test_an_edited_system_prompt_is_still_the_same(edited: Message) -> None:
-    """At its end, its start or both; what is known of the history stays known."""
+    """At its end, its start or both, if four messages are repeated; nothing is put back then."""
     desk = Desk()
-    made = talk(desk, A)
-    after = desk.ask(edited, *sent(made[-1])[1:], B, R)
+    made = talk(desk, A, B)
+    short = desk.ask(edited, Q, A, user("another"), keep=False)
+    assert not same(made[-1], short), "it may be a twin that began alike"
+    after = desk.ask(edited, *sent(made[-1])[1:], assistant("c"), R)
     assert same(made[-1], after)
-    assert after.known == 4
+    assert (after.known, after.like) == (0, False)
 
 
 def test_two_short_system_prompts() -> None:
@@ -361,7 +368,7 @@ def test_size_counts_what_is_held() -> None:
     desk = Desk()
     made = desk.ask(Q, tools=[tool("f")])
     small = desk.book.size(made.after.id)
-    assert small == len(orjson.dumps(Q)) + len(orjson.dumps(tool("f")))
+    assert small == made.after.size
     desk.hear(made, A)
     assert desk.book.size(made.after.id) == small + len(orjson.dumps(A))
 
@@ -385,7 +392,7 @@ def test_only_the_newest_edited_ones_are_compared(monkeypatch: pytest.MonkeyPatc
         compared.append(a)
         return overlap(a, b)
 
-    monkeypatch.setattr(books, "overlap", counted)
+    monkeypatch.setattr(match, "overlap", counted)
     desk = Desk()
     for number in range(40):
         desk.ask(system(f"{number} " * 50), Q, assistant("ok"), R)
@@ -397,12 +404,13 @@ def test_only_the_newest_edited_ones_are_compared(monkeypatch: pytest.MonkeyPatc
 def test_of_equal_answers_each_is_its_own() -> None:
     """The same call twice in a loop, with a thought of its own before each."""
     desk = Desk()
-    asked = [assistant("", call("ls", "{}", f"x{number}")) for number in (1, 2)]
+    asked = [assistant("", call("ls", "{}", f"call-number-{number}")) for number in (1, 2)]
     first = desk.ask(S, Q)
     desk.hear(first, {**asked[0], "reasoning_content": "one"})
-    second = desk.ask(S, Q, asked[0], result("a", "x1"))
+    second = desk.ask(S, Q, asked[0], result("a", "call-number-1"))
     desk.hear(second, {**asked[1], "reasoning_content": "two"})
-    history = [S, Q, asked[0], result("[cleared]", "x1"), asked[1], result("b", "x2")]
+    history = [S, Q, asked[0], result("[cleared]", "call-number-1"), asked[1]]
+    history.append(result("b", "call-number-2"))
     made = desk.ask(*history)
     thoughts = [one.get("reasoning_content") for one in sent(made)]
     assert thoughts == [None, None, "one", None, "two", None]
@@ -416,12 +424,3 @@ def test_messages_that_are_none() -> None:
     desk.raw(orjson.dumps({"messages": [Q, A, "odd", B, R]}))
     made = desk.ask(Q, A, user("even"), B, user("s"))
     assert made.known == 2
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "share"),
-    [(b"", b"", 1.0), (b"abcd", b"abcd", 1.0), (b"abcd", b"abxd", 0.75), (b"ab", b"", 0.0)],
-)
-def test_overlap(a: bytes, b: bytes, share: float) -> None:
-    """The common beginning and end, of the longer one."""
-    assert overlap(a, b) == share

@@ -110,12 +110,12 @@ def test_generated_space_comes_back(came: Any) -> None:
     assert turn(assistant(""), assistant(came), R) == [Q, assistant(came), R]
 
 
-def test_the_text_of_users_is_compared_but_for_space_at_its_ends() -> None:
-    """A client that trims what the person typed, in history only."""
+def test_the_space_a_person_typed_is_the_persons() -> None:
+    """Only generated text is put back as it was; an indentation may be an edit."""
     desk = Desk()
-    desk.hear(desk.ask(user("q \n")), assistant(LONG))
-    made = desk.ask(user("q"), assistant(LONG), R)
-    assert sent(made) == [user("q \n"), assistant(LONG), R]
+    desk.hear(desk.ask(user("x = 1\n")), assistant(LONG))
+    then = [user("    x = 1"), assistant(LONG), R]
+    assert sent(desk.ask(*then)) == then
 
 
 def test_json_of_a_person_is_text() -> None:
@@ -229,8 +229,13 @@ def test_ids_that_begin_anew_in_every_turn() -> None:
             assistant("", call("f", "{}", f"id-{number}")), result(f"{number}", f"id-{number}"),
         ]  # fmt: skip
     assert sent(desk.ask(*history)) == expected
-    history[4], expected[4] = result("cleared", "call_0"), result("cleared", "id-1")
-    assert sent(desk.ask(*history)) == expected
+    history[4] = result("cleared", "call_0")
+    ids = [
+        (one.get("tool_calls") or [{"id": one.get("tool_call_id")}])[0]["id"]
+        for one in sent(desk.ask(*history))
+    ]
+    # What was not sent before keeps its own name; every result still names its call.
+    assert ids == [None, "id-0", "id-0", "id-1", "id-1", "id-2", "id-2", "call_0", "call_0"]
 
 
 def test_ids_made_anew_in_every_request() -> None:
@@ -290,7 +295,37 @@ def test_nothing_is_put_back_into_another_conversation() -> None:
     then = [system("S"), user("other"), assistant("", call("ls", "{}", "y1")), result("b", "y1")]
     made = desk.ask(*then)
     assert sent(made) == then
-    assert made.before is None
+    assert made.like
+    assert made.after.answers == ()
+
+
+GREETING = "Hello! How can I assist you today?"
+
+
+@pytest.mark.parametrize("heads", [("S", "S"), ("You serve Alice. " * 9, "You serve Bob. " * 9)])
+@pytest.mark.parametrize("asked", [("A: my number is 123-45", "B: tidy my blog"), ("hi", "hi")])
+def test_an_equal_sentence_gives_nothing_away(
+    heads: tuple[str, str], asked: tuple[str, str]
+) -> None:
+    """One key, one program, one greeting: the other conversation's thoughts, ids, title stay its.
+
+    Equal from the first word on under one system text they are one conversation, of course.
+    """
+    if heads[0] == heads[1] and asked[0] == asked[1]:
+        return
+    desk = Desk()
+    mine = desk.ask(system(heads[0]), user(asked[0]))
+    desk.hear(
+        mine, assistant(GREETING, call("ls", "{}", "call-of-the-first"), reasoning_content="x")
+    )
+    before = desk.book.get(mine.after.id)
+    then = [system(heads[1]), user(asked[1]), assistant(GREETING, call("ls", "{}", "call-2nd-one"))]
+    made = desk.ask(*then, result("b", "call-2nd-one"))
+    assert sent(made) == [*then, result("b", "call-2nd-one")]
+    assert made.after.id != mine.after.id
+    assert made.after.title == asked[1]
+    assert made.after.answers == ()
+    assert desk.book.get(mine.after.id) == before
 
 
 def test_nothing_was_said() -> None:

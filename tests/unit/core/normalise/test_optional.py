@@ -55,12 +55,13 @@ def test_every_counter_goes() -> None:
 )
 def test_only_the_block_of_the_system_text_is_kept(rule: str, old: str, new: str) -> None:
     """Around it the new text goes out; a person's message with the same words is untouched."""
-    first = [system(f"{NICE}One.\n\n{old}"), user(old)]
-    then = [system(f"{NICE}Two.\n\n{new}"), user(old), assistant(LONG), user(new)]
+    said = [user(old), assistant("first"), user("p")]
+    first = [system(f"{NICE}One.\n\n{old}"), *said]
+    then = [system(f"{NICE}Two.\n\n{new}"), *said, assistant(LONG), user(new)]
     went = second(rule, [*first], then)
     assert went[0] == system(f"{NICE}Two.\n\n{old}")
     assert went[1] == user(old)
-    assert went[3]["content"].startswith(new + "\n\n<system-reminder>\n")
+    assert went[5]["content"].startswith(new + "\n\n<system-reminder>\n")
 
 
 @pytest.mark.parametrize(

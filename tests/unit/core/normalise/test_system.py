@@ -170,15 +170,15 @@ def test_a_retry_with_a_system_message_at_the_end_knows_the_time() -> None:
 
 
 def test_other_system_text_starts_anew() -> None:
-    """What differs in more than a clock goes out as it is; then the note holds no more."""
+    """What differs in more than a clock goes out as it is; the note of the old text is gone."""
     desk = Desk()
     desk.ask(at(0), Q)
     desk.ask(at(1), Q, assistant(LONG), R)
     edited = system("You are nice.\nIt is 10:02:00.\nBe brief, be quick.")
     made = desk.ask(edited, Q, assistant(LONG), R, assistant("b"), user("s"))
     assert sent(made)[0] == edited
-    assert sent(made)[3] == user("r" + note(1))
-    assert sent(made)[-1] == user("s" + AGAIN)
+    assert sent(made)[3] == user("r")
+    assert sent(made)[-1] == user("s")
 
 
 def test_a_known_clock_stands_still_beside_any_edit() -> None:
@@ -186,8 +186,9 @@ def test_a_known_clock_stands_still_beside_any_edit() -> None:
     desk = Desk(client="home-assistant")
     lights = "\n".join(f"- light {number}: off" for number in range(50))
     text = "Current time is 10:{:02}:00. Today's date is 2026-10-09.\n{}\nthe door is {}"
-    desk.hear(desk.ask(system(text.format(0, lights, "open")), Q), assistant("hm"))
-    made = desk.ask(system(text.format(1, lights, "shut")), Q, assistant("hm"), R)
+    said = [Q, assistant("first"), user("p")]
+    desk.hear(desk.ask(system(text.format(0, lights, "open")), *said), assistant("hm"))
+    made = desk.ask(system(text.format(1, lights, "shut")), *said, assistant("hm"), R)
     assert sent(made)[0] == system(text.format(0, lights, "shut"))
     assert 'it is now "Current time is 10:01:00.' in sent(made)[-1]["content"]
 
