@@ -14,7 +14,7 @@ import structlog
 from aiohttp import web
 
 from proxy.backends.base import Verdict
-from proxy.backends.llama_server import LlamaServer
+from proxy.backends.choose import UNDRIVEN, build
 from proxy.core.normalise import switched_on
 from proxy.core.normalise.book import Book
 from proxy.core.records import Mode
@@ -69,7 +69,8 @@ class App:
         self.metrics = Metrics()
         self.history = History()
         key = config.backend.key.get_secret_value()
-        self.backend = LlamaServer(
+        self.backend = build(
+            config.backend.kind,
             config.backend.url,
             key=key or None,
             connect_timeout=config.backend.connect_timeout,
@@ -117,6 +118,8 @@ class App:
         """``prober``, and before it a look at what this backend serves."""
 
         async def judged(facts: Facts) -> Verdict | None:
+            if facts.kind in UNDRIVEN:
+                return Verdict(Mode.FORWARD, UNDRIVEN[facts.kind])
             await self.served.learn(self.backend)
             return await prober(facts)
 

@@ -144,7 +144,7 @@ class Backend(_Frozen):
     """The model server behind the proxy."""
 
     url: Annotated[str, AfterValidator(_url)] = "http://127.0.0.1:8080"
-    kind: Literal["llama_server"] = "llama_server"
+    kind: Literal["auto", "llama_server", "fastflowlm", "openai_compatible"] = "auto"
     key: Key = SecretStr("")
     slot_save_path: str = ""
     connect_timeout: Annotated[Seconds, Field(gt=0)] = 2.0
@@ -220,7 +220,7 @@ class Config(_Frozen):
     def warnings(self) -> list[str]:
         """What is allowed, and probably not meant."""
         found = []
-        server, backend = self.server, self.backend
+        server, backend, caching = self.server, self.backend, self.cache.enabled
         if not _is_loopback(server.host) and not server.keys:
             found.append(
                 f"server.host: {server.host} can be reached from other machines and server.keys"
@@ -228,7 +228,7 @@ class Config(_Frozen):
             )
         if server.admin_key.get_secret_value() and server.admin_key in server.keys:
             found.append("server.admin_key: also one of server.keys: every client is an admin")
-        if self.cache.enabled and not backend.slot_save_path:
+        if caching and not backend.slot_save_path and backend.kind in {"auto", "llama_server"}:
             found.append(
                 "backend.slot_save_path: not set, so nothing is saved (mode forward); start"
                 " llama-server with --slot-save-path DIR and name the same directory here"

@@ -17,6 +17,7 @@ KEY_BYTES = 16
 SYSTEM = ("system", "developer")  # no set: a client's role may be a list
 # More digits than a double holds: the parser rounds them, so they are compared as text.
 _LONG_NUMBER = re.compile(r"\d[\d.]{15,}")
+_NUMBER = re.compile(r"\d[\d.]*")
 
 
 def segments(messages: Iterable[Any]) -> list[bytes]:
@@ -147,21 +148,21 @@ def _part(part: Any) -> Iterable[str | bytes]:
 def _json(value: Any) -> str | bytes:
     """Canonical bytes of JSON in a string (or of a value); a string that is none, stripped.
 
-    Long numbers stand behind it in the order of the text, and then its members stay in theirs: so
-    each belongs to its place.
+    Where a number is long, all of them stand behind it in the order of the text, and its members
+    stay in theirs: so each belongs to its place.
     """
     if not isinstance(value, str):
         return orjson.dumps(_whole(value), option=orjson.OPT_SORT_KEYS)
     text = value.strip()
     if not text.startswith(("{", "[")):
         return text or b"{}"
-    long = _LONG_NUMBER.findall(text)
-    option = 0 if long else orjson.OPT_SORT_KEYS
+    numbers = _NUMBER.findall(text) if _LONG_NUMBER.search(text) else []
+    option = 0 if numbers else orjson.OPT_SORT_KEYS
     try:
         data = orjson.dumps(_whole(orjson.loads(text)), option=option)
     except (orjson.JSONDecodeError, orjson.JSONEncodeError, RecursionError):
         return text  # too deep to be written again
-    return data + "".join(f"#{digits}" for digits in long).encode()
+    return data + "".join(f"#{digits}" for digits in numbers).encode()
 
 
 def _whole(value: Any) -> Any:

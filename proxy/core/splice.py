@@ -10,9 +10,10 @@ import orjson
 
 _SPACE = b" \t\r\n"
 # One match per bracket, strings skipped; one per mark, for the little text between brackets. What
-# is skipped is never given back (``++``): a text without a bracket costs linear time.
+# is skipped is never given back (``++``), and there is always a match: a text without a bracket
+# costs linear time.
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_BRACKET = re.compile(rb'(?:[^"{}\[\]]++|' + _STRING + rb")*+[{}\[\]]", re.DOTALL)
+_BRACKET = re.compile(rb'(?:[^"{}\[\]]++|' + _STRING + rb")*+.?", re.DOTALL)
 _MARK = re.compile(_STRING + rb"|[,:]", re.DOTALL)
 
 
@@ -89,6 +90,8 @@ def _parts(raw: bytes) -> list[bytes]:
     depth, start, at = 0, 0, 0
     for token in _BRACKET.finditer(raw):
         stop = token.end()
+        if stop == token.start() or raw[stop - 1] not in b"{}[]":
+            break
         if depth == 1:  # only here a comma parts two members
             for mark in _MARK.finditer(raw, at, stop - 1):
                 if mark[0] == b",":

@@ -138,7 +138,7 @@ class Chat:
     def _done(self, exchange: Exchange) -> None:
         """Whatever became of it: remembered, written down, and explained if it was cold."""
         lease, turn = exchange.lease, exchange.turn
-        if turn is not None and lease is not None and lease.ended:
+        if turn is not None and lease is not None:
             self._normaliser.answered(turn, exchange.generated(), lease.prompt_n)
         exchange.why = self._explainer.look(exchange)
         self._recorder.request(exchange)

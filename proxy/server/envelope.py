@@ -89,6 +89,8 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
         except web.RequestPayloadError as error:
             answer = _refusal(request, BadRequestError("The request body is broken."))
             _note(request, answer.status, type(error).__name__)
+        except ConnectionError:  # the client left, which is no fault
+            raise
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
             answer = _refusal(
                 request,

@@ -107,7 +107,7 @@ def test_the_loaded_model_decides_defaults() -> None:
 
 @pytest.mark.parametrize("modern", [True, False])
 def test_tools(modern: bool) -> None:
-    """``strict`` goes, a schema's own nulls stay, and only a choice that means something is sent."""
+    """``strict`` goes, a schema's own nulls stay; only a choice that means something is sent."""
     strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
     usual = sent(modern, tools=[strict], tool_choice="auto", parallel_tool_calls=True)
     assert usual["tools"] == [TOOL]

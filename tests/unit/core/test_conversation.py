@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.conversation import has_media, json_equal, key, segments
+from proxy.core.conversation import both_json, has_media, json_equal, key, segments, texts_of
 
 
 def text(value: str) -> dict[str, Any]:
@@ -106,6 +106,19 @@ def test_what_means_the_same_has_one_key(one: Any, other: Any) -> None:
         (calling('{"a":true}'), calling('{"a":1}')),
         (calling('{"a":12345678901234567890123}'), calling('{"a":12345678901234567890124}')),
         (calling("{bad"), calling("{worse")),
+        (
+            calling('{"a":100000000000000000001,"b":100000000000000000002}'),
+            calling('{"a":100000000000000000002,"b":100000000000000000001}'),
+        ),
+        (
+            calling('{"a":100000000000000000001,"b":100000000000000000002}'),
+            calling('{"b":100000000000000000001,"a":100000000000000000002}'),
+        ),
+        (
+            calling('{"a":0.10000000000000000001,"b":0.1}'),
+            calling('{"a":0.1,"b":0.10000000000000000001}'),
+        ),
+        (calling("[" * 600 + "]" * 600), calling("[" * 600 + " " + "]" * 600)),
         (said(function_call={"name": "f"}), said(function_call={"name": "g"})),
         ("text", "other"),
     ],
@@ -119,3 +132,35 @@ def test_arguments_that_are_no_strings_are_compared_too() -> None:
     """Some clients send arguments as an object."""
     assert json_equal({"a": 1}, '{"a":1.0}')
     assert not json_equal({"a": 1}, None)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        ('{"a": 1}', '{"a":1.0}\n', True),
+        ("[1]", "[1 ]", True),
+        ("ok", "ok\n", False),
+        ("{}", "", False),
+        ("", "", False),
+        ("{bad", "{bad ", False),
+        ("1", "1.0", False),
+    ],
+)
+def test_results_that_are_json(one: str, other: str, equal: bool) -> None:
+    """Space around a text is the text's; around JSON it is nobody's."""
+    assert both_json(one, other) is both_json(other, one) is equal
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ("a", ["a"]),
+        (None, []),
+        ([text("a"), "b", {"type": "image_url"}, text("c"), {"text": 5}], ["a", "b", "c"]),
+        ({"text": "a"}, ["a"]),
+        (5, []),
+    ],
+)
+def test_texts_of(content: Any, texts: list[str]) -> None:
+    """Part by part, whatever stands between them."""
+    assert texts_of({"content": content}) == texts

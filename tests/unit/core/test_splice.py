@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.splice import members, rebuild, splice
+from proxy.core.splice import elements, members, rebuild, splice
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -84,3 +84,10 @@ def test_no_such_array_is_an_error() -> None:
         rebuild(b'{"messages": 1}', {"messages": 1}, {"messages": []})
     with pytest.raises(ValueError, match="object"):
         members(b"[1, 2]")
+
+
+@pytest.mark.parametrize("tail", [b"x" * 100_000, b'"a",' * 25_000, b'"' + b"\\" * 100_000, b'"a'])
+def test_text_without_a_bracket_costs_no_time(tail: bytes) -> None:
+    """It has no members, and is not looked at again and again (this would run for years)."""
+    assert members(tail) == []
+    assert elements(b"[1, 2]" + tail) == [b"1", b"2"]

@@ -424,3 +424,35 @@ def test_messages_that_are_none() -> None:
     desk.raw(orjson.dumps({"messages": [Q, A, "odd", B, R]}))
     made = desk.ask(Q, A, user("even"), B, user("s"))
     assert made.known == 2
+
+
+def test_a_branch_takes_what_it_has() -> None:
+    """Answers up to where it leaves, tools it declares, a title of its own."""
+    desk = Desk()
+    tools = [tool("f"), tool("g")]
+    history: list[Message] = [S, Q]
+    for said in (A, B, assistant("c")):
+        made = desk.ask(*history, tools=tools)
+        desk.hear(made, said)
+        history += [said, R]
+    made = desk.ask(*history, tools=tools)
+    branch = desk.ask(S, Q, A, user("other"), tools=[tool("g"), tool("h")], keep=False)
+    assert branch.before == made.after
+    assert not same(made, branch)
+    assert [answer.at for answer in branch.after.answers] == [2]
+    assert [name for name, _ in branch.after.order] == ["g", "h"]
+    assert desk.ask(S, Q, A, user("other"), keep=False).after.order == ()
+    assert branch.after.title == "q"
+
+
+def test_what_a_conversation_holds_is_counted_once() -> None:
+    """Tools in the order they were first seen are the same objects; notes and names count."""
+    desk = Desk()
+    desk.ask(system("It is 10:00."), Q, tools=[tool("f")])
+    row = desk.ask(system("It is 10:01."), Q, A, R, tools=[tool("f")]).after
+    assert row.tools[0] is row.order[0][1]
+    lines = sum(len(line.came) + len(line.note) for line in row.lines)
+    frozen = len(orjson.dumps(system("It is 10:00.")))
+    tools = len(row.tools[0]) + len("f")
+    assert row.lines[-1].note
+    assert row.size == lines + frozen + tools + len(row.settings) + len(row.title)

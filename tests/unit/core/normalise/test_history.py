@@ -346,3 +346,24 @@ def test_a_conversation_the_ledger_forgot_goes_on() -> None:
     assert sent(second) == [Q, assistant("hi"), R]
     assert sent(third) == [Q, assistant("hi"), R, assistant("ho\n"), user("s")]
     assert "replay" not in rules(third)
+
+
+def test_a_new_result_is_as_new_as_it_comes() -> None:
+    """The last message is nothing old: a tool that was run again may spell its JSON otherwise."""
+    asked = assistant("", call("f", "{}"))
+    desk = Desk()
+    desk.ask(Q, asked, result('{"a": 1}'))
+    assert sent(desk.ask(Q, asked, result('{"a":1.0}'))) == [Q, asked, result('{"a":1.0}')]
+    then = [Q, asked, result('{"a": 1}'), assistant(LONG), R]
+    went = [Q, asked, result('{"a":1.0}'), assistant(LONG), R]
+    assert sent(desk.ask(*then)) == went
+
+
+@pytest.mark.parametrize("came", ["ok", "ok\n", "  ok"])
+def test_the_space_of_a_result_is_the_tools(came: str) -> None:
+    """Text is no JSON: a result that was trimmed stays trimmed."""
+    asked = assistant("", call("f", "{}"))
+    desk = Desk()
+    desk.hear(desk.ask(Q, asked, result(" ok \n")), assistant(LONG))
+    then = [Q, asked, result(came), assistant(LONG), R]
+    assert sent(desk.ask(*then)) == then

@@ -156,23 +156,86 @@ def test_bytes_are_untouched_where_no_rule_applies(
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_texts_are_only_repaired_or_noted(data: st.DataObject) -> None:
-    """What anybody said is sent as the client sent it, or as it was sent or generated before.
+    """What persons and tools said is sent as the client sent it, to the last space.
 
-    A note may stand behind it.
+    Of what was generated, the space at its ends is the model's. A note may stand behind it.
     """
     desk = Desk()
     rounds = data.draw(exchanges())
     history: list[Message] = [user(data.draw(TEXTS))]
     for said, behind in rounds:
+        history = [edited(message, data.draw) for message in history]
         made = desk.ask(system(data.draw(SYSTEMS)), *history)
         for came, went in zip(history, sent(made)[1:], strict=True):
             ours, theirs = went["content"], came["content"]
             theirs = theirs[0]["text"] if isinstance(theirs, list) else theirs
             ours = ours.split("\n\n<system-reminder>\nW")[0]
-            assert ours.strip() == theirs.strip()
             assert went["role"] == came["role"]
+            if came["role"] == "assistant":
+                ours, theirs = ours.strip(), theirs.strip()
+            assert ours == theirs
         desk.hear(made, said)
         history += [mangled(said, data.draw), *behind]
+
+
+def edited(message: Message, draw: Callable[[st.SearchStrategy[Any]], Any]) -> Message:
+    """A message in which somebody sometimes changes the space at its ends."""
+    if message["role"] == "assistant" or draw(st.integers(0, 3)):
+        return message
+    how = draw(st.sampled_from(["{}\n", " {}", "{}"]))
+    return {**message, "content": how.format(message["content"].strip())}
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_nothing_crosses_conversations_that_sound_alike(data: st.DataObject) -> None:
+    """Two that are answered with the same words, by the same calls.
+
+    Under system texts that are alike, from one and the same question; or under the same text from
+    two questions. The second comes when the first is some rounds old, with a history the ledger
+    does not know: it gets no thought, no id and no text of the first's, and the first's ledger is
+    what it would be without the second.
+    """
+    both, alone = Desk(), Desk()
+    rounds = [said for said, _ in data.draw(exchanges())]
+    served, asked = data.draw(st.sampled_from([("AB", ["hi", "hi"]), ("AA", ["A: hi", "B: hi"])]))
+    heads = [system(f"You are nice.\n{'Be brief. ' * 9}\nYou serve {one}.") for one in served]
+    mine, theirs = ([user(question)] for question in asked)
+    comes = data.draw(st.integers(1, len(rounds)))
+    for number, said in enumerate(rounds):
+        made, only = both.ask(heads[0], *mine), alone.ask(heads[0], *mine)
+        assert made.raw == only.raw
+        answer = owned(said, "A", number) | {"reasoning_content": "secret"}
+        both.hear(made, answer)
+        alone.hear(only, answer)
+        theirs += [mangled(owned(said, "B", number), data.draw), user(f"B: {number}")]
+        if number + 1 >= comes:
+            other = both.ask(heads[1], *theirs)
+            assert sent(other)[1:] == [single(message) for message in theirs]
+            assert other.after.id != made.after.id
+            assert other.after.title == asked[1]
+            assert not [one for one in other.after.answers if b"secret" in one.message]
+        mine += [mangled(answer, data.draw), user(f"A: {number}")]
+    rows = both.book.get(made.after.id), alone.book.get(only.after.id)
+    assert rows[0] is not None
+    assert rows[1] is not None
+    assert (rows[0].lines, rows[0].answers) == (rows[1].lines, rows[1].answers)
+
+
+def owned(said: Message, name: str, number: int) -> Message:
+    """What both models said; long ids of calls are one conversation's own, short ones are not."""
+    kept = {name: value for name, value in said.items() if name != "reasoning_content"}
+    if "tool_calls" in said:
+        first = said["tool_calls"][0]
+        ids = f"call-of-{name}-number-{number}" if number % 2 else f"call_{number}"
+        kept["tool_calls"] = [{**first, "id": ids}]
+    return kept
+
+
+def single(message: Message) -> Message:
+    """A message with its one text part as a string."""
+    content = message["content"]
+    return {**message, "content": content[0]["text"]} if isinstance(content, list) else message
 
 
 @settings(max_examples=50, deadline=None)

@@ -124,6 +124,20 @@ def test_switches() -> None:
     assert switched_on("off", ["+memory"]) == frozenset()
 
 
+def test_nothing_freezes_where_nobody_is_told() -> None:
+    """Without the note there is no frozen clock, date or block either, even if asked for."""
+    asked = [f"+{name}" for name in NAMES]
+    off = switched_on("safe", [*asked, "-tail-note"])
+    assert set(NAMES) - off == {
+        "tail-note", "known-clocks", "clock", "git-status", "memory", "vanished-clock",
+        "template-date",
+    }  # fmt: skip
+    desk = Desk(rules=["-tail-note"])
+    desk.ask(system("It is 10:00."), user("q"))
+    then = [system("It is 10:01."), user("q"), {"role": "assistant", "content": "a"}, user("r")]
+    assert sent(desk.ask(*then)) == then
+
+
 class BrokenError(Exception):
     """What a rule raises here."""
 

@@ -21,6 +21,8 @@ from tests.unit.core.normalise.scenes import BILLING, part
         ("x-anthropic-billing-header: cc_version=2.1.188.4f3;", "You are"),
         ("x-ahthropic-billing-header:cch=1;", "You are"),
         (BILLING, "x-anthropic-billing-header: is what this text is about"),
+        (BILLING, "Mode=strict; Language=de; You are"),
+        (f"{BILLING}\n", "Mode=strict;"),
     ],
 )
 def test_the_billing_header_leads(header: str, rest: str) -> None:
@@ -41,6 +43,8 @@ def test_a_system_message_of_nothing_else_is_dropped(content: Any) -> None:
         [system(f"You are\n{BILLING}")],
         [system("x-anthropic-billing-header: none")],
         [system("x-anthropic-billing-header: cch=1")],
+        [system("x-anthropic-billing-header: Mode=strict; be nice")],
+        [system([part(f"{BILLING} Mode=strict;"), part("b")])],
         [system([part("You are"), part(BILLING)])],
         [system([part(f"{BILLING} You are"), part("b")])],
         [system([{"type": "image_url", "text": BILLING}, part("b")])],

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.core.normalise import Result, resent, switched_on
 from proxy.core.normalise.base import Context
-from proxy.core.normalise.system import AGAIN
+from proxy.core.normalise.system import AGAIN, stood_still
 from proxy.core.template import Traits
 from tests.unit.core.normalise.kit import (
     Desk,
@@ -410,3 +410,56 @@ def test_a_message_without_its_reminders_is_the_same(old: str, new: str) -> None
     made = desk.ask(user(new), assistant("a"), R, assistant("b"), user("s"))
     assert made.known == 3
     assert sent(made)[:2] == [user(new), assistant("a ")]
+
+
+CLOCK = "Time: 14:00\n\n"
+
+
+def test_a_person_who_takes_a_clock_out_gets_an_answer_without_it() -> None:
+    """An old message edited and answered anew is the person's, then and later."""
+    desk = Desk()
+    desk.hear(desk.ask(user(f"{CLOCK}q")), assistant(LONG))
+    desk.hear(desk.ask(user(f"{CLOCK}q"), assistant(LONG), R), assistant("more"))
+    then = [Q, assistant("another"), R]
+    assert sent(desk.ask(*then, keep=False)) == then
+    desk.hear(desk.ask(Q), assistant("another"))
+    assert sent(desk.ask(*then)) == then
+    assert sent(desk.ask(*then, assistant("b"), user("s"))) == [*then, assistant("b"), user("s")]
+
+
+@pytest.mark.parametrize("behind", [[], [assistant("another"), user("s")]])
+def test_a_clock_taken_out_in_mid_conversation(behind: list[Message]) -> None:
+    """The same behind a history that is known."""
+    desk = Desk()
+    first = [Q, assistant(LONG), user(f"{CLOCK}r")]
+    desk.hear(desk.ask(*first), assistant("b"))
+    desk.hear(desk.ask(*first, assistant("b"), user("s")), assistant("c"))
+    then = [Q, assistant(LONG), user("r"), *behind]
+    assert sent(desk.ask(*then)) == then
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "stays"),
+    [
+        ([part(TODAY), part("q")], [part("q")], True),
+        ([part(TODAY), part("q")], "q", True),
+        ([part("q"), part(TODAY), part("r")], [part("q"), part("r")], True),
+        ([part(TODAY), part(TODAY), part("q")], [part(TODAY), part("q")], True),
+        ([part(TODAY), part("q")], [part("q ")], False),
+        ([part(TODAY), part("q"), part("r")], [part("q"), part(" r")], False),
+        ([part(TODAY), part("q"), part("r")], [part("q")], False),
+        ([part(TODAY), part("q")], [], False),
+        ([part(TODAY)], [{"type": "image_url", "image_url": {"url": "http://a/b"}}], False),
+        ([part("q")], [part("q"), part(TODAY)], False),
+        (f"{TODAY}q", " q", False),
+        ("q ", "q", False),
+    ],
+    ids=repr,
+)
+def test_only_the_clock_may_be_gone(old: Any, new: Any, stays: bool) -> None:
+    """All other parts are equal to the last space, or the message is the client's."""
+    assert stood_still(user(old), user(new), "", first=True) is stays
+    desk = Desk(rules=["-single-part"])
+    desk.hear(desk.ask(user(old)), assistant(LONG))
+    went = sent(desk.ask(user(new), assistant(LONG), R))
+    assert went == [user(old if stays else new), assistant(LONG), R]
