@@ -230,12 +230,26 @@ def test_left_alone_and_explained(case: Explained) -> None:
 
 def test_45_memory_by_request() -> None:
     """Who asks for it gets the first block frozen, and the newer one in a note that stays."""
-    trigger = Trigger(45, "", MEMORY, rules=["+memory"])
+    nice, ok = assistant("Nice."), assistant("Ok.")
+    later = [*HISTORY, nice, user("Go on.")]
+    turns = [
+        Turn({"messages": [ONE, *HISTORY[:1]]}, HISTORY[1]),
+        Turn({"messages": [ONE, *HISTORY]}, nice),
+        Turn({"messages": [TWO, *later]}, ok),
+        Turn({"messages": [TWO, *later, ok, user("Bye.")]}),
+    ]
+    trigger = Trigger(45, "", turns, rules=["+memory"])
     made = played(trigger)
-    assert holds(trigger, made) == [True, True]
-    assert holds(trigger, played(trigger, "off")) == [False, True]
-    assert "Has a cat." in last(made[1])
-    assert last(made[2]) == "Bye."
+    assert holds(trigger, made) == [True, True, True]
+    assert holds(trigger, played(trigger, "off")) == [True, False, True]
+    assert "Has a cat." in last(made[2])
+    assert last(made[3]) == "Bye."
+
+
+def test_45_anothers_memory_is_not_put_in() -> None:
+    """Who only began alike keeps the own block: it may be another person."""
+    made = played(Trigger(45, "", MEMORY, rules=["+memory"]))
+    assert "Has a cat." in made[1].raw.decode()
 
 
 # What the template does, and what sessions share.

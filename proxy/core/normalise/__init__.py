@@ -138,9 +138,10 @@ def normalise(
     _apply(_SHAPE, draft, context)
     head = head_length(item.value for item in draft.messages)
     came = [book.said(item.value, item.json) for item in draft.messages]
-    blocks = [block for rule, block in optional.BLOCKS.items() if rule in context.on]
+    blocks = [optional.BLOCKS[rule] for rule in optional.NOBODYS if rule in context.on]
     found = book.find(origin.namespace, came, head, context.client, blocks)
     draft.before, draft.known, draft.clock = found.before, found.known, found.clock
+    draft.own = found.goes_on or found.known > 0
     draft.answers = dict(found.answers)
     _apply(_LEDGER, draft, context)
     after = _remembered(draft, came, head, found, origin)

@@ -89,7 +89,8 @@ class Draft:
     ``messages`` and ``tools`` (None: the request has none) are what will be sent. ``fields``:
     top-level fields to set, ``drop``: to leave out. ``before``: the conversation this request
     continues or branches off from, None for a new one. ``known``: how many leading messages of
-    ``before`` this request repeats under the ledger's equivalences. ``answers``: by message index,
+    ``before`` this request repeats under the ledger's equivalences. ``own``: ``before`` is proved
+    to be its own, and not merely a conversation that began alike. ``answers``: by message index,
     what the backend generated there. ``clock``: for a new
     conversation, the leading system messages another one with the same text but for the clock sent
     first (canonical JSON). ``stale``: pairs of what the frozen
@@ -105,6 +106,7 @@ class Draft:
     drop: set[str] = field(default_factory=set)
     before: Conversation | None = None
     known: int = 0
+    own: bool = False
     answers: dict[int, Answer] = field(default_factory=dict)
     clock: tuple[bytes, ...] = ()
     stale: list[tuple[str, str]] = field(default_factory=list)

@@ -30,6 +30,9 @@ BLOCKS: Mapping[str, re.Pattern[str]] = {
     ),
 }
 
+# Of these, what says nothing of a person: it does not make a system text another one.
+NOBODYS = ("git-status",)
+
 
 def total_tokens(draft: Draft, _context: Context) -> None:
     """Delete mid-conversation system messages that hold nothing but the token countdown."""

@@ -193,17 +193,17 @@ SCENES: Mapping[str, Scene] = {
     ),
     "memory": Scene(
         twice(
-            [system("S\n<memory_context>likes tea</memory_context>"), _Q],
+            [system("S\n<memory_context>likes tea</memory_context>"), *_HISTORY],
             assistant("hm"),
             [
                 system("S\n<memory_context>likes coffee</memory_context>"),
-                _Q, assistant("hm"), user("r"),
+                *_HISTORY, assistant("hm"), user("r"),
             ],
         ),
         {
             "messages": [
                 system("S\n<memory_context>likes tea</memory_context>"),
-                _Q,
+                *_HISTORY,
                 assistant("hm"),
                 user(
                     "r"
@@ -219,7 +219,7 @@ SCENES: Mapping[str, Scene] = {
         {
             "messages": [
                 system("S\n<memory_context>likes coffee</memory_context>"),
-                _Q, assistant("hm"), user("r"),
+                *_HISTORY, assistant("hm"), user("r"),
             ]
         },
     ),
