@@ -20,8 +20,8 @@ WORDS = "The tool reads a file and returns its lines with their numbers and says
 
 
 def system_text(name: str, size: int) -> str:
-    """``size`` characters that no other prompt begins with."""
-    text = f"You are {name}. " + WORDS * (size // len(WORDS) + 1)
+    """``size`` characters in lines, that no other prompt begins with."""
+    text = f"You are {name}.\n" + f"{WORDS.strip()}\n" * (size // len(WORDS) + 1)
     return text[:size]
 
 

@@ -6,7 +6,6 @@ conversation is the same one whichever API it comes through.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -20,7 +19,8 @@ from proxy.dialects.base import Call, EventFilter, Unreadable
 from proxy.dialects.openai_chat import OpenAIChat
 
 CHAT = "/v1/chat/completions"
-LONG_NUMBER = re.compile(rb"[0-9]{16}")  # may not survive being parsed and written
+LONG_NUMBER = b"0" * 16  # digits that may not survive being parsed and written
+ZEROS = bytes.maketrans(b"123456789", b"000000000")
 
 
 class Messages(OpenAIChat):
@@ -30,7 +30,7 @@ class Messages(OpenAIChat):
         """See ``Dialect``."""
         given = bodies.read(raw)
         try:
-            body = convert(given, inputs(raw) if LONG_NUMBER.search(raw) else {})
+            body = convert(given, inputs(raw) if _long(raw) else {})
             return replace(self.call(orjson.dumps(body), body), path=CHAT)
         except orjson.JSONEncodeError as error:  # nested deeper than can be written again
             raise Unreadable(str(error)) from error
@@ -51,6 +51,11 @@ def inputs(raw: bytes) -> Mapping[tuple[int, int], bytes]:
         content = dict(members(message)).get("content", b"")
         for place, block in enumerate(elements(content) if content.startswith(b"[") else ()):
             spelt = dict(members(block)).get("input", b"")
-            if LONG_NUMBER.search(spelt):
+            if _long(spelt):
                 found[number, place] = spelt
     return found
+
+
+def _long(raw: bytes) -> bool:
+    """Whether there is a long number in it; a regular expression would take ten times as long."""
+    return LONG_NUMBER in raw.translate(ZEROS)
