@@ -51,7 +51,7 @@ def beyond(turns: list[Turn], who: str = "main") -> list[int]:
 
 
 def unsaved(front: ProxyProcess) -> int:
-    """Tokens that are quicker to compute again than to save, so that the policy leaves them."""
+    """Tokens the save policy may leave, by the measured cost of a save; 0 if none was made."""
     saves = max(1.0, front.metric("save_seconds_count"))
     rows = front.admin("api/requests")["requests"]
     cold = [row for row in rows if row["reused"] == 0 and row["prompt"] and row["prompt"] > SLACK]
@@ -75,7 +75,8 @@ def test_main_turns_recompute_nothing(
     usual: dict[str, Any] = {"similarity": 0.1, "ram_cache": 8192}
     print(table("through slotkeeper", with_proxy), f"(allowed: {SLACK} + {unsaved(front)})")
     for helper in ("helper-0-0ed", "helper-1-1ed"):
-        # Small ones may be cheaper to compute again than to save, on a busy machine for sure.
+        # Not asserted: until a first save is measured its cost is a guess, and a guess that is
+        # too high keeps that first save from ever happening.
         print(f"{helper}: beyond new, at most: {max(beyond(with_proxy, helper))}")
     print(table("direct, RAM cache on", run(engine(tools_model, context=8192, **usual).url)))
     print(
