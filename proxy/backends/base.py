@@ -96,8 +96,14 @@ class Backend(Protocol):
         target: str,
         headers: list[tuple[str, str]],
         body: bytes | AsyncIterator[bytes] | None,
+        *,
+        slot: int | None = None,
     ) -> AbstractAsyncContextManager[Upstream]:
-        """Forward a request. Leaving the context early closes the connection (cancels upstream)."""
+        """Forward a request. Leaving the context early closes the connection (cancels upstream).
+
+        ``slot``: the one its lease names, None where the backend chooses. llama-server reads it
+        from the body; to a backend of several processes it says which one is meant.
+        """
 
     async def facts(self) -> Facts:
         """Ask who it is. Cheap enough for once a second."""

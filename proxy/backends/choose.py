@@ -105,11 +105,13 @@ class Chosen:
         target: str,
         headers: Headers,
         body: bytes | AsyncIterator[bytes] | None,
+        *,
+        slot: int | None = None,
     ) -> AbstractAsyncContextManager[Upstream]:
         """See ``Backend``."""
         if self._driver is not None:
-            return self._driver.send(method, target, headers, body)
-        return self._first(method, target, headers, body)
+            return self._driver.send(method, target, headers, body, slot=slot)
+        return self._first(method, target, headers, body, slot)
 
     @asynccontextmanager
     async def _first(
@@ -118,9 +120,10 @@ class Chosen:
         target: str,
         headers: Headers,
         body: bytes | AsyncIterator[bytes] | None,
+        slot: int | None,
     ) -> AsyncIterator[Upstream]:
         driver = await self.driver()
-        async with driver.send(method, target, headers, body) as upstream:
+        async with driver.send(method, target, headers, body, slot=slot) as upstream:
             yield upstream
 
     async def facts(self) -> Facts:

@@ -92,6 +92,8 @@ class FastFlowLM(Undriven):
         target: str,
         headers: Headers,
         body: bytes | AsyncIterator[bytes] | None,
+        *,
+        slot: int | None = None,  # noqa: ARG002 - it has one
     ) -> AbstractAsyncContextManager[Upstream]:
         """Forward a request; see ``Backend.send``.
 

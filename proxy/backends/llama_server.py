@@ -49,6 +49,8 @@ class LlamaServer:
         target: str,
         headers: Headers,
         body: bytes | AsyncIterator[bytes] | None,
+        *,
+        slot: int | None = None,  # noqa: ARG002 - the body names it
     ) -> AbstractAsyncContextManager[Upstream]:
         """Forward a request; see ``Transport.send``."""
         return self._transport.send(method, target, self._with_key(headers), body)

@@ -54,6 +54,8 @@ class OpenAICompatible(Undriven):
         target: str,
         headers: Headers,
         body: bytes | AsyncIterator[bytes] | None,
+        *,
+        slot: int | None = None,  # noqa: ARG002 - it has none
     ) -> AbstractAsyncContextManager[Upstream]:
         """Forward a request; see ``Transport.send``."""
         sent = stripped(body) if isinstance(body, bytes) else body

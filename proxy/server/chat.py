@@ -172,7 +172,9 @@ class Chat:
         target = exchange.call.path or request.raw_path
         lease.sent, lease.ended = True, False
         try:
-            async with self._backend.send("POST", target, headers, body) as upstream:
+            async with self._backend.send(
+                "POST", target, headers, body, slot=lease.slot
+            ) as upstream:
                 exchange.status = upstream.status
                 return await self._relay(exchange, lease, upstream)
         except BackendUnreachableError:

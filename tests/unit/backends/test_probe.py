@@ -79,8 +79,11 @@ class FakeBackend:
         target: str,
         headers: list[tuple[str, str]],
         body: bytes | AsyncIterator[bytes] | None,
+        *,
+        slot: int | None = None,
     ) -> AsyncIterator[Answer]:
         """``/completion`` only."""
+        assert slot is None
         assert isinstance(body, bytes)
         asked = orjson.loads(body)
         slot, prompt = self.slot_of(asked["id_slot"]), asked["prompt"]
