@@ -1,7 +1,8 @@
-"""The life of the process: start, serve until a signal, drain, exit status.
+"""The life of the process: start, serve until a signal, reload, drain, exit status.
 
 The first SIGINT or SIGTERM drains (running answers end, unsaved slots are saved); a second one
-ends at once.
+ends at once. SIGHUP reads the configuration again, where there are such signals. A service
+manager is told all of it (``notify.py``).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
+import os
 import signal
 import sys
 from contextlib import suppress
@@ -17,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from proxy.app import App
+from proxy.errors import ConfigError
+from proxy.notify import Notifier
+from proxy.reload import changes, effective
 from proxy.store.snapshots import StoreError
 from proxy.telemetry import logs
 
@@ -28,16 +33,28 @@ if TYPE_CHECKING:
 log = structlog.get_logger("slotkeeper.service")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # not there on Windows
 FAILED, INTERRUPTED = 1, 130
 
 
-def run(config: Config, on_ready: Callable[[str], None] | None = None) -> int:
-    """Serve until a signal; the exit status. ``on_ready`` gets the URL once requests are taken."""
+def run(
+    config: Config,
+    on_ready: Callable[[str], None] | None = None,
+    load: Callable[[], Config] | None = None,
+) -> int:
+    """Serve until a signal; the exit status.
+
+    Args:
+        config: what to serve with.
+        on_ready: gets the URL once requests are taken.
+        load: reads the configuration again at SIGHUP, raising ``ConfigError``; None: SIGHUP ends
+            the process as it always does.
+    """
     logs.setup(config.server.log_level, config.server.log_format)
     for warning in config.warnings():
         log.warning("config", warning=warning)
     try:
-        return _runner()(_serve(config, on_ready))
+        return _runner()(_serve(config, on_ready, load))
     except (StoreError, OSError) as error:
         sys.stderr.write(f"slotkeeper: {error}\n")
         return FAILED
@@ -55,24 +72,100 @@ def _runner() -> Callable[..., int]:
     return runner
 
 
-async def _serve(config: Config, on_ready: Callable[[str], None] | None) -> int:
+async def _serve(
+    config: Config,
+    on_ready: Callable[[str], None] | None,
+    load: Callable[[], Config] | None,
+) -> int:
     stop = asyncio.Event()
     _on_signal(stop)
+    manager = Notifier(os.environ)
     app = App(config)
+    app.on_drain = stop.set
+    beating = asyncio.create_task(manager.beat(), name="watchdog")
+    reloading: asyncio.Task[None] | None = None
+    reloader = Reloader(app, config, load, manager) if load is not None else None
+    if reloader is not None and HANGUP is not None:
+        _on_hangup(HANGUP, reloader, stop)
     try:
         url = await _first(app.start(), stop)
         if url is None:
             return 0
         gc.freeze()  # what lives as long as the process is not looked through again
         log.info("listening", url=url, backend=config.backend.url, mode=str(app.scheduler.mode))
+        manager.ready(f"listening on {url}")
+        if reloader is not None:  # not before: it says ready, too
+            reloading = asyncio.create_task(reloader.run(), name="reload")
         if on_ready is not None:
             on_ready(url)
         await stop.wait()
-        log.info("draining", why="signal")
+        log.info("draining")
     finally:
+        await _cancel(reloading)
+        manager.stopping()
         await app.stop()
+        await _cancel(beating)  # not before: a long drain is no sign of death
     log.info("stopped")
     return 0
+
+
+async def _cancel(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+class Reloader:
+    """Takes over a changed configuration, as far as that is possible without a restart."""
+
+    def __init__(
+        self, app: App, config: Config, load: Callable[[], Config], manager: Notifier
+    ) -> None:
+        """``config``: what ``app`` was built with."""
+        self._app = app
+        self._config = config
+        self._load = load
+        self._manager = manager
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """Reload soon; asked again meanwhile, once more."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Reload whenever asked to, until cancelled."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            self._manager.reloading()
+            status = await self._reload()
+            self._manager.ready(status)
+
+    async def _reload(self) -> str:
+        """One reload, what became of it in a few words. A bad configuration changes nothing."""
+        try:
+            new = await asyncio.to_thread(self._load)
+            found, config = changes(self._config, new), effective(self._config, new)
+            self._app.reload(config)
+        except ConfigError as error:
+            return _refused(error)
+        except Exception as error:  # whatever it was, the proxy goes on
+            log.exception("reload.fault", error=type(error).__name__)
+            return "reload failed: see the log"
+        logs.setup(config.server.log_level, config.server.log_format)
+        for warning in config.warnings():
+            if warning not in self._config.warnings():
+                log.warning("config", warning=warning)
+        self._config = config
+        log.info("reloaded", changed=list(found.live), needs_restart=list(found.restart))
+        return "reloaded" + ("; some changes need a restart" if found.restart else "")
+
+
+def _refused(error: ConfigError) -> str:
+    for problem in error.problems:
+        log.error("reload.problem", problem=problem)
+    log.error("reload.refused", why="the old configuration stays")
+    return "reload refused: see the log; the old configuration stays"
 
 
 async def _first(start: Coroutine[Any, Any, str], stop: asyncio.Event) -> str | None:
@@ -105,3 +198,16 @@ def _on_signal(stop: asyncio.Event) -> None:
             loop.add_signal_handler(number, first, number)
         except NotImplementedError:  # Windows: no add_signal_handler
             signal.signal(number, lambda n, _frame: loop.call_soon_threadsafe(first, n))
+
+
+def _on_hangup(number: signal.Signals, reloader: Reloader, stop: asyncio.Event) -> None:
+    """SIGHUP reloads, but when it came because the terminal was closed it is the end."""
+    terminal = sys.stderr.isatty()
+
+    def hangup() -> None:
+        if terminal and not sys.stderr.isatty():
+            stop.set()
+        else:
+            reloader.ask()
+
+    asyncio.get_running_loop().add_signal_handler(number, hangup)
