@@ -1,0 +1,1 @@
+"""The dashboard in a real browser, before a fake of the API and before the real proxy."""
