@@ -1,70 +1,25 @@
-"""The command line: parse, call one function, print."""
+"""The command line: which command is which function of ``proxy/commands``."""
 
 from __future__ import annotations
 
-import os
+import io
 import sys
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Callable, Mapping
 
 import typer
 
 from proxy import __version__
+from proxy.commands import act, cache, doctor, explain, read, run, settings
+
+EPILOG = "Exit status: 0 fine, 1 problem found, 2 wrong usage, 3 the proxy cannot be reached."
 
 app = typer.Typer(
     name="slotkeeper",
     help="A caching reverse proxy for local LLM servers: no prompt is prefilled twice.",
+    epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # they print local variables, and those hold keys
 )
-
-
-@app.command()
-def serve(
-    *,
-    backend: Annotated[
-        str | None, typer.Option(metavar="URL", help="Address of the model server.")
-    ] = None,
-    slot_save_path: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="The backend's --slot-save-path, as seen from here."),
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", metavar="FILE", help="A TOML file.")
-    ] = None,
-    check_config: Annotated[
-        bool, typer.Option("--check-config", help="Check the settings and exit.")
-    ] = False,
-) -> None:
-    """Run the proxy. Flags win over SLOTKEEPER_* variables, those over the file."""
-    # Only here, so that `version` and `--help` answer at once.
-    from proxy.config import load  # noqa: PLC0415 - only when serving
-    from proxy.errors import ConfigError  # noqa: PLC0415 - only when serving
-
-    flags = {
-        "backend.url": backend,
-        "backend.slot_save_path": slot_save_path,
-        "server.host": host,
-        "server.port": port,
-    }
-    given = {setting: value for setting, value in flags.items() if value is not None}
-    try:
-        settings = load(config, given, os.environ)
-    except ConfigError as error:
-        count = len(error.problems)
-        print(f"{count} problem{'s' * (count > 1)} in the configuration:", file=sys.stderr)
-        print(error, file=sys.stderr)
-        raise typer.Exit(2) from None
-    if check_config:
-        print("configuration is valid")
-        for warning in settings.warnings():
-            print(f"warning: {warning}")
-        return
-    from proxy import service  # noqa: PLC0415 - only when serving
-
-    raise typer.Exit(service.run(settings))
 
 
 @app.command()
@@ -73,6 +28,55 @@ def version() -> None:
     print(f"slotkeeper {__version__}")
 
 
+_COMMANDS: Mapping[str, Callable[..., None]] = {
+    "serve": run.serve,
+    "demo": run.demo,
+    "doctor": doctor.doctor,
+    "check-config": settings.check_config,
+    "status": read.status,
+    "slots": read.slots,
+    "conversations": read.conversations,
+    "requests": read.requests,
+    "logs": read.logs,
+    "explain": explain.explain,
+    "warm": act.warm,
+    "forget": act.forget,
+    "pause": act.pause,
+    "resume": act.resume,
+    "drain": act.drain,
+}
+_CACHE: Mapping[str, Callable[..., None]] = {
+    "ls": cache.ls,
+    "show": cache.show_one,
+    "verify": cache.verify,
+    "prune": cache.prune,
+    "pin": cache.pin,
+    "rm": cache.rm,
+}
+_CONFIG: Mapping[str, Callable[..., None]] = {
+    "show": settings.show_config,
+    "schema": settings.schema,
+}
+
+
+def _fill(group: typer.Typer, commands: Mapping[str, Callable[..., None]]) -> typer.Typer:
+    for name, command in commands.items():
+        group.command(name)(command)
+    return group
+
+
+_fill(app, _COMMANDS)
+app.add_typer(
+    _fill(typer.Typer(help="The snapshots on disk.", no_args_is_help=True), _CACHE), name="cache"
+)
+app.add_typer(
+    _fill(typer.Typer(help="The settings.", no_args_is_help=True), _CONFIG), name="config"
+)
+
+
 def main() -> None:
     """Entry point of the ``slotkeeper`` command and of ``python -m proxy``."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a title the terminal has no letters for
+            stream.reconfigure(errors="replace")
     app(prog_name="slotkeeper")

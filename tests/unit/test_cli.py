@@ -1,9 +1,12 @@
-"""The command line, as a user meets it."""
+"""The command line, as a user meets it: its frame, and what ``proxy.commands.run`` starts."""
 
 from __future__ import annotations
 
+import io
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +16,8 @@ from typer.testing import CliRunner
 import proxy
 from proxy import __version__
 from proxy.cli import app
-from proxy.config import Config
+from proxy.commands import run as commands_run
+from proxy.config import Backend, Config
 
 run = CliRunner().invoke
 
@@ -23,7 +27,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """What ``serve`` handed to the service, which ends with status 7 here."""
     seen: list[Config] = []
 
-    def run_service(config: Config) -> int:
+    def run_service(config: Config, on_ready: object, load: Callable[[], Config]) -> int:
+        assert on_ready is None, "no terminal, no banner"
+        assert load() == config
         seen.append(config)
         return 7
 
@@ -66,7 +72,7 @@ def test_all_problems_are_printed(served: list[Config]) -> None:
     result = run(app, ["serve", "--backend", "ftp://x", "--port", "70000"])
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert result.stderr.startswith("2 problems in the configuration:\n--")
+    assert result.stderr.startswith("slotkeeper: 2 problems in the configuration:\n--")
     assert "--backend: backend.url: expected" in result.stderr
     assert "--port: server.port: must be" in result.stderr
     assert served == []
@@ -90,5 +96,83 @@ def test_module_is_the_command() -> None:
     command = [sys.executable, "-m", "proxy", "serve", "--check-config", "--backend", "x"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2
-    assert result.stderr.startswith("1 problem in the configuration:\n--backend: backend.url:")
+    assert result.stderr.startswith(
+        "slotkeeper: 1 problem in the configuration:\n--backend: backend.url:"
+    )
     assert "Traceback" not in result.stderr
+
+
+def test_the_configuration_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reload reads the file as it is then; the flags of the start still win."""
+    file = tmp_path / "c.toml"
+    file.write_text("[server]\nport = 1\nmax_queue = 5\n")
+    monkeypatch.setenv("SLOTKEEPER_SERVER__MAX_QUEUE", "6")
+    assert commands_run.reread(file, {"server.port": 9}).server.max_queue == 6
+    monkeypatch.delenv("SLOTKEEPER_SERVER__MAX_QUEUE")
+    file.write_text("[server]\nport = 1\nmax_queue = 7\n")
+    again = commands_run.reread(file, {"server.port": 9})
+    assert (again.server.port, again.server.max_queue) == (9, 7)
+
+
+def test_the_banner(tmp_path: Path) -> None:
+    """What runs where; and, where nothing is saved, who can say why."""
+    text = commands_run.banner(Config(), "http://h:1")
+    for line in ("http://h:1   (", "http://h:1/_slotkeeper/", "http://127.0.0.1:8080", "doctor"):
+        assert line in text
+    saving = Config(backend=Backend(slot_save_path=str(tmp_path)))
+    assert str(tmp_path / "slotkeeper") in commands_run.banner(saving, "http://h:1")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_banner_is_for_terminals(
+    monkeypatch: pytest.MonkeyPatch, served: list[Config], terminal: bool
+) -> None:
+    """On a terminal it is printed to stderr once requests are taken; elsewhere the log says it."""
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", out)
+    greet = commands_run.greeter(Config())
+    assert (greet is not None) is terminal
+    if greet is not None:
+        greet("http://h:1")
+        assert "http://h:1/_slotkeeper/" in out.getvalue()
+
+
+def test_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs the demo, whose status becomes the command's."""
+    monkeypatch.setattr("proxy.demo.main", lambda: 5)
+    assert run(app, ["demo"]).exit_code == 5
+
+
+def test_demo_without_the_engine(tmp_path: Path) -> None:
+    """Where the extra is not installed it is said how to install it, with status 1."""
+    code = "import sys; sys.modules['xllamacpp'] = None; sys.argv = ['slotkeeper', 'demo']\n"
+    code += "import importlib.util as u; real = u.find_spec\n"
+    code += "u.find_spec = lambda n, *a: None if n == 'xllamacpp' else real(n, *a)\n"
+    code += "from proxy.cli import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "DEMO_STATE": str(tmp_path / "state")},
+    )
+    assert result.returncode == 1
+    assert "pip install 'slotkeeper[demo]'" in result.stderr
+
+
+def test_completion() -> None:
+    """A shell can complete the commands."""
+    environ = {"_SLOTKEEPER_COMPLETE": "complete_bash", "COMP_WORDS": "slotkeeper che",
+               "COMP_CWORD": "1"}  # fmt: skip
+    command = [sys.executable, "-c", "from proxy.cli import main; main()"]
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environ},
+        check=True,
+    )
+    assert result.stdout.split() == ["check-config"]

@@ -1,0 +1,1 @@
+"""What ``doctor`` looks at: this machine (``machine.py``) and the model server (``engine.py``)."""

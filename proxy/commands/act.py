@@ -1,0 +1,115 @@
+"""Commands that change something: ``forget``, ``warm``, ``pause``, ``resume``, ``drain``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from proxy.client import RUN_SECONDS, segment
+from proxy.commands import words
+from proxy.commands.common import (
+    USAGE,
+    AsJson,
+    ConfigFile,
+    Key,
+    Url,
+    Yes,
+    console,
+    fail,
+    one_of,
+    print_json,
+    sure,
+    talking,
+    working,
+)
+
+CHAT = "/v1/chat/completions"
+RequestFile = Annotated[
+    Path, typer.Argument(metavar="REQUEST.json", help="What a client would send; - is stdin.")
+]
+RequestPath = Annotated[str, typer.Option("--path", metavar="PATH", help="Where it would send it.")]
+
+
+def request_of(file: Path, path: str) -> dict[str, Any]:
+    """The file as the API wants it; ends with a message when it holds no JSON object."""
+    try:
+        raw = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        request = orjson.loads(raw)
+    except OSError as error:
+        fail(f"{file} cannot be read: {error.strerror}", "", USAGE)
+    except orjson.JSONDecodeError as error:
+        fail(f"{file}: not JSON: line {error.lineno}, column {error.colno}", "", USAGE)
+    if not isinstance(request, dict):
+        fail(f"{file}: a request is a JSON object", "", USAGE)
+    return {"path": path, "request": request}
+
+
+def forget(
+    conversation: Annotated[
+        str, typer.Argument(metavar="CONVERSATION", help="Its id, or how that begins.")
+    ],
+    *,
+    yes: Yes = False,
+    url: Url = None,
+    key: Key = None,
+    config: ConfigFile = None,
+) -> None:
+    """Remove a conversation and its snapshots for good."""
+    with talking(url, key, config) as api:
+        rows = api.get("api/conversations")["conversations"]
+        identity = one_of("conversation", conversation, [str(row["id"]) for row in rows])
+        sure(f"Forget {identity} and its snapshots?", yes)
+        found = api.post(f"api/conversations/{segment(identity)}/forget")
+    console().print(
+        f"{identity} is forgotten, {words.many(found['snapshots'], 'snapshot')} with it"
+    )
+
+
+def warm(
+    request: RequestFile,
+    *,
+    path: RequestPath = CHAT,
+    url: Url = None,
+    key: Key = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compute a prompt now and save it, so that requests that begin like it start warm."""
+    body = request_of(request, path)
+    with talking(url, key, config) as api, working("computing the prompt"):
+        found = api.post("api/warm", body, seconds=RUN_SECONDS)
+    if as_json:
+        print_json(found)
+        return
+    out = console()
+    out.print(
+        f"{words.number(found['prompt'])} tokens: {words.number(found['cached'])} were there,"
+        f" {words.number(found['computed'])} computed in {words.seconds(found['seconds'])}"
+    )
+    saved = found["snapshot"]
+    out.print(f"saved as {words.plain(saved)}" if saved else "in a slot, not saved")
+
+
+def pause(*, url: Url = None, key: Key = None, config: ConfigFile = None) -> None:
+    """Stop caching: requests are forwarded, nothing is pinned, saved or restored."""
+    with talking(url, key, config) as api:
+        api.post("api/pause")
+    console().print("caching is paused; requests are forwarded (slotkeeper resume)")
+
+
+def resume(*, url: Url = None, key: Key = None, config: ConfigFile = None) -> None:
+    """Go on caching."""
+    with talking(url, key, config) as api:
+        api.post("api/resume")
+    console().print("caching goes on")
+
+
+def drain(*, url: Url = None, key: Key = None, config: ConfigFile = None) -> None:
+    """Have the proxy refuse new requests, finish those it has, save its slots, and end."""
+    with talking(url, key, config) as api:
+        api.post("api/drain")
+    console().print("the proxy finishes what it has, saves its slots and ends")

@@ -1,0 +1,91 @@
+"""``slotkeeper doctor``: the report, printed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from proxy.client import Client
+from proxy.commands import tables, words
+from proxy.commands.common import (
+    PROBLEM,
+    AsJson,
+    ConfigFile,
+    console,
+    own_url,
+    print_json,
+    settings,
+)
+
+if TYPE_CHECKING:
+    from proxy.doctor import Report
+
+STYLES = {"ok": tables.GOOD, "note": tables.FAINT, "warning": tables.ODD, "problem": tables.BAD}
+
+
+def doctor(
+    *,
+    backend: Annotated[
+        str | None, typer.Option(metavar="URL", help="Address of the model server.")
+    ] = None,
+    slot_save_path: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="The backend's --slot-save-path, as seen from here."),
+    ] = None,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe",
+            help="Also try it: a prompt is computed, saved and restored, the disk measured;"
+            " one or two idle slots are empty afterwards.",
+        ),
+    ] = False,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check everything, and say what to do. Exit status 1 if there is a problem.
+
+    Needs no running proxy.
+    """
+    flags = {"backend.url": backend, "backend.slot_save_path": slot_save_path}
+    found = settings(config, {name: value for name, value in flags.items() if value is not None})
+    # Only here: the drivers and what comes with them take half a second.
+    from proxy.doctor import examine  # noqa: PLC0415
+    from proxy.telemetry import logs  # noqa: PLC0415
+
+    logs.setup("error", "console")
+    out = console(stderr=True)
+    with out.status("looking") as doing:
+        ready = Client(own_url(found)).ready() if found.server.port else None
+        report = asyncio.run(examine(found, ready, probe=probe, step=doing.update))
+    if as_json:
+        findings = [asdict(finding) for finding in report.findings]
+        print_json({"good": report.good, "findings": findings, "launch": report.launch})
+    else:
+        _print(report)
+    if not report.good:
+        raise typer.Exit(PROBLEM)
+
+
+def _print(report: Report) -> None:
+    out = console()
+    drawn = Table.grid(padding=(0, 2, 0, 0))
+    drawn.add_column(no_wrap=True)
+    drawn.add_column(no_wrap=True, style="bold")
+    for finding in report.findings:
+        level = Text(finding.level, style=STYLES[finding.level])
+        said = [words.plain(line) for line in (finding.text, finding.todo) if line]
+        drawn.add_row(level, finding.subject, "\n".join(said))
+    out.print(drawn)
+    if report.launch:
+        out.print("\nllama-server as it should be started (-c: slots times tokens per slot):")
+        out.print(f"  {report.launch}", soft_wrap=True)
+    counted = Counter(str(finding.level) for finding in report.findings)
+    summary = (words.many(counted[level], level) for level in ("problem", "warning"))
+    out.print(f"\n{', '.join(summary)}")

@@ -1,0 +1,187 @@
+"""``slotkeeper doctor``: is everything right, and if not, what is to be done.
+
+It works without a running proxy. Where one runs, the server's slots are the proxy's: they are not
+touched, and the proxy's own verdict is shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from proxy.backends.choose import UNDRIVEN, build
+from proxy.checks import engine, machine
+from proxy.checks.finding import Finding, Level
+from proxy.core.records import Mode
+from proxy.errors import SlotkeeperError
+
+if TYPE_CHECKING:
+    from proxy.backends.base import Backend, Facts, SlotView
+    from proxy.config import Config
+
+SILENCE = 300.0  # seconds: a prompt of some hundred tokens on a slow machine
+DEFAULT_PORT = 8080
+GOOD_SLOTS = 2
+DEFAULT_SLOTS = 4  # what llama-server takes when nobody says -np, all in one pool
+NOT_TRIED = "not tried; `slotkeeper doctor --probe` does, and empties one or two idle slots"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """``launch``: the line that starts llama-server as it should be, ``""`` for other servers."""
+
+    findings: tuple[Finding, ...]
+    launch: str
+
+    @property
+    def good(self) -> bool:
+        """Nothing is a problem."""
+        return all(finding.level is not Level.PROBLEM for finding in self.findings)
+
+
+async def examine(
+    config: Config,
+    ready: Mapping[str, Any] | None,
+    *,
+    probe: bool,
+    step: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Look at everything.
+
+    Args:
+        config: the proxy's settings.
+        ready: what a running proxy's ``readyz`` says; None when none runs.
+        probe: also try out what costs the content of one or two idle slots and some seconds.
+        step: is told what is being done.
+    """
+    step("looking at this machine")
+    found = await asyncio.to_thread(_machine, config, ready, probe)
+    step("asking the model server")
+    backend = build(
+        config.backend.kind,
+        *config.backend.urls,
+        key=config.backend.key.get_secret_value() or None,
+        connect_timeout=config.backend.connect_timeout,
+        silence_timeout=config.backend.silence_timeout or SILENCE,
+        shared_npu=config.backend.shared_npu,
+    )
+    try:
+        facts, introduction = await engine.introduced(backend, config.backend.url)
+        found.append(introduction)
+        trip = None
+        if facts is not None:
+            more, trip = await _server(config, backend, facts, ready, probe=probe, step=step)
+            found += more
+    finally:
+        await backend.close()
+    driven = config.backend.kind in {"auto", "llama_server"}
+    if facts is None or facts.kind not in UNDRIVEN:
+        return Report(tuple(found), launch(config, facts, trip) if driven else "")
+    return Report(tuple(found), "")
+
+
+def _machine(config: Config, ready: Mapping[str, Any] | None, probe: bool) -> list[Finding]:  # noqa: FBT001 - positional for to_thread
+    server = config.server
+    found: list[Finding | None] = [machine.versions(), *machine.settings(config)]
+    found.append(
+        Finding("address", Level.OK, f"a proxy is running at {server.host}:{server.port}")
+        if ready
+        else machine.address(server.host, server.port)
+    )
+    found.append(machine.open_files(server.max_queue))
+    folder = config.slot_dir
+    if folder is not None:
+        found.append(machine.slot_folder(folder))
+        found += machine.store(config)
+        if probe and folder.is_dir():
+            found.append(machine.disk_speed(folder))
+    found.append(machine.tokenizer(config.backend.tokenizer))
+    return [finding for finding in found if finding is not None]
+
+
+async def _server(
+    config: Config,
+    backend: Backend,
+    facts: Facts,
+    ready: Mapping[str, Any] | None,
+    *,
+    probe: bool,
+    step: Callable[[str], None],
+) -> tuple[list[Finding], engine.Trip | None]:
+    """The mode, and what leads to it."""
+    if facts.kind in UNDRIVEN:
+        reached = Mode.ROUTED if facts.routing else Mode.FORWARD
+        return [Finding("mode", Level.NOTE, f"{reached}: {UNDRIVEN[facts.kind]}")], None
+    if ready is not None:
+        return _told(ready, probe=probe), None
+    idle, found = await engine.idle_slots(backend)
+    folder = config.slot_dir if config.cache.enabled else None
+    if folder is None:
+        why = "no slot folder is named, or cache.enabled is false"
+        return [found, engine.said(Mode.FORWARD, why)], None
+    if not idle or not folder.is_dir():
+        return [found, Finding("mode", Level.NOTE, "not tried")], None
+    try:
+        same = await engine.same_folder(backend, idle, folder)
+        if same.level is Level.PROBLEM:
+            return [found, same, engine.said(Mode.FORWARD, "states cannot be saved here")], None
+        if not probe:
+            return [found, same, Finding("mode", Level.NOTE, NOT_TRIED)], None
+        return await _tried(backend, facts, idle, folder, [found, same], step)
+    except SlotkeeperError as error:
+        text = f"the server failed underneath: {error.message}"
+        return [found, Finding("mode", Level.PROBLEM, text, "Look into its log.")], None
+
+
+def _told(ready: Mapping[str, Any], *, probe: bool) -> list[Finding]:
+    """What the running proxy found out, for whom the slots are."""
+    found = [engine.said(str(ready.get("mode")), str(ready.get("why")))]
+    if not ready.get("ready"):
+        found.append(Finding("proxy", Level.PROBLEM, "the running proxy is not ready"))
+    if probe:
+        text = "not tried: the slots are the running proxy's, which has tried them itself"
+        found.append(Finding("round trip", Level.NOTE, text, "Stop the proxy to try it from here."))
+    return found
+
+
+async def _tried(
+    backend: Backend,
+    facts: Facts,
+    idle: list[SlotView],
+    folder: Path,
+    found: list[Finding],
+    step: Callable[[str], None],
+) -> tuple[list[Finding], engine.Trip | None]:
+    """The proof, and where it holds a state's journey."""
+    step("trying out what may be done to it")
+    verdict, findings = await engine.mode(backend, facts, idle, folder)
+    found = [*found, *findings]
+    if verdict.mode is not Mode.EXCLUSIVE:
+        return found, None
+    step("computing, saving and restoring a prompt")
+    trip = await engine.round_trip(backend, facts, idle[0].index, folder)
+    return [*found, *engine.travelled(trip)], trip
+
+
+def launch(config: Config, facts: Facts | None, trip: engine.Trip | None) -> str:
+    """The llama-server line to use. ``-c`` is the number of slots times the tokens per slot."""
+    slots, context, model = GOOD_SLOTS, 8192, "MODEL.gguf"
+    if facts is not None:
+        slots = facts.total_slots if facts.total_slots != DEFAULT_SLOTS else GOOD_SLOTS
+        context, model = facts.n_ctx, facts.model_path or model
+    words = ["llama-server", "-m", model, "-np", str(slots), "--no-kv-unified"]
+    words += ["-c", str(slots * context), "--cache-ram", "0", "-sps", "0"]
+    words += ["--slot-save-path", str(config.slot_dir or "DIR")]
+    if trip is not None and engine.good_batch(trip) < engine.BATCHES[-1]:
+        words += ["-b", str(engine.good_batch(trip))]
+    port = urlsplit(config.backend.urls[0]).port or DEFAULT_PORT
+    if port != DEFAULT_PORT:
+        words += ["--port", str(port)]
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)

@@ -1,0 +1,1 @@
+"""Tests of the commands: what is asked of the proxy, what is printed, how it ends."""
