@@ -45,7 +45,7 @@ check: .venv/.dev ## formatting, rules, types, the direction of imports
 	$(BIN)/lint-imports
 
 soak: .venv/.dev ## the long tests
-	$(BIN)/python -m pytest -m soak --timeout=3600
+	$(BIN)/python -m pytest -m soak -s --timeout=3600
 
 clients: .venv/.dev ## real client programs through the proxy
 	$(BIN)/python -m pytest -m clients --timeout=600

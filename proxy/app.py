@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,44 +12,59 @@ from typing import TYPE_CHECKING
 import structlog
 from aiohttp import web
 
+from proxy import __version__, live
 from proxy.backends.base import Verdict
 from proxy.backends.choose import UNDRIVEN, build
 from proxy.core.normalise import switched_on
 from proxy.core.normalise.book import Book
 from proxy.core.records import Mode
-from proxy.core.retention import Limits
+from proxy.curator import Curator, Place
 from proxy.effects import Nothing
 from proxy.keeper import Keeper, Saver
+from proxy.priming import Primer
 from proxy.proof import Proof
 from proxy.scheduler import Scheduler
-from proxy.server import envelope, routes
+from proxy.server import admin, envelope, routes
+from proxy.server.actions import Actions, Powers
 from proxy.server.chat import Chat
 from proxy.server.connections import HeaderDeadline
 from proxy.server.count import Count
+from proxy.server.dry_run import DryRun
+from proxy.server.events import Hub
 from proxy.server.explainer import Explainer
-from proxy.server.gate import GateRules, gate
+from proxy.server.gate import gate
 from proxy.server.normaliser import Normaliser, Nowhere
+from proxy.server.pages import Pages
 from proxy.server.passthrough import Passthrough
 from proxy.server.record import Recorder
-from proxy.server.view import View
+from proxy.server.sampler import Sampler
+from proxy.server.status import About
+from proxy.server.view import Sources, View
+from proxy.server.warm import Warm
+from proxy.store import files
 from proxy.store.files import StoreError
 from proxy.store.ledger import LedgerStore, LedgerWriter
 from proxy.store.snapshots import SnapshotStore
 from proxy.telemetry.history import History
+from proxy.telemetry.logs import Ring
 from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.series import Series
 from proxy.tokens import Counter
 from proxy.traits import Served
-from proxy.transfer import Budget, Transfer
+from proxy.transfer import Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from proxy.backends.base import Facts
+    from proxy.backends.base import Backend, Facts
     from proxy.config import Config
+
+    Prober = Callable[[Facts], Awaitable[Verdict | None]]
 
 log = structlog.get_logger("slotkeeper.app")
 
 KEEPER = "keeper"
+HISTORY = "history.json"
 CLIENT_KEEPALIVE = 30.0  # aiohttp's own default is an hour (style-and-reliability.md 0.3)
 NO_DIRECTORY = (
     "no slot directory is named, or caching is off, so nothing can be saved or restored",
@@ -68,24 +82,12 @@ class App:
         self._config = config
         self.metrics = Metrics()
         self.history = History()
-        key = config.backend.key.get_secret_value()
-        self.backend = build(
-            config.backend.kind,
-            config.backend.url,
-            key=key or None,
-            connect_timeout=config.backend.connect_timeout,
-            silence_timeout=config.backend.silence_timeout,
-        )
+        self.ring = Ring()
+        self.series = Series()
+        self.on_drain: Callable[[], None] = lambda: None  # its owner wants the process to end
+        self.backend = self._build_backend(config)
         self.store = self._build_store(config)
-        self.transfer: Transfer | None = None
-        prober: Callable[[Facts], Awaitable[Verdict | None]] = _unproven
-        if self.store is not None and config.slot_dir is not None:
-            limits = Limits(
-                cache.limit(_free(config.slot_dir)), cache.max_files, cache.max_age, cache.policy
-            )
-            budget = Budget(keep_free=cache.keep_free, daily=cache.daily_write)
-            self.transfer = Transfer(self.backend, self.store, self.metrics, clock, limits, budget)
-            prober = Proof(self.backend, self.store, config.slot_dir)
+        self.transfer, self.curator, prober = self._build_cache(config)
         self.scheduler = Scheduler(
             self.backend,
             self.transfer or Nothing(),
@@ -94,17 +96,28 @@ class App:
             max_queue=server.max_queue,
             queue_timeout=server.queue_timeout,
         )
-        saver = None
+        self._saver: Saver | None = None
         if self.transfer is not None:
-            saver = Saver(
+            self._saver = Saver(
                 self.scheduler,
                 self.transfer,
                 clock,
                 idle_seconds=cache.idle_seconds,
                 prewarm=cache.prewarm,
             )
+        self._live = live.Live(
+            live.rules(config), self.scheduler, self.transfer, self.curator, self._saver
+        )
         self.served = Served(clock)
-        self.keeper = Keeper(self.backend, self.scheduler, saver, self.metrics, self._known(prober))
+        primer = None
+        if cache.prewarm:
+            primer = Primer(self.scheduler, self.backend, self.metrics, clock)
+        self.keeper = Keeper(
+            self.backend, self.scheduler, self._saver, self.metrics, self._known(prober), primer
+        )
+        self.sampler = Sampler(self.series, self.metrics, clock, self.curator)
+        self.history.listen(self.sampler.decided)
+        self._hub: Hub | None = None
         self.ledger = LedgerStore(config.ledger_dir(os.environ, Path.home()))
         self._written: LedgerWriter | None = None  # conversations are kept on disk
         self._book = Book(config.normalise.max_conversations, config.normalise.max_bytes)
@@ -112,35 +125,58 @@ class App:
         self._runner: web.AppRunner | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
-    def _known(
-        self, prober: Callable[[Facts], Awaitable[Verdict | None]]
-    ) -> Callable[[Facts], Awaitable[Verdict | None]]:
+    def _build_cache(self, config: Config) -> tuple[Transfer | None, Curator | None, Prober]:
+        """What moves states to disk and back, what tends them, and who proves the backend."""
+        if self.store is None or config.slot_dir is None or config.store_dir is None:
+            return None, None, _unproven
+        limits, budget = live.room(config, config.slot_dir)
+        transfer = Transfer(self.backend, self.store, self.metrics, time.time, limits, budget)
+        place = Place(config.store_dir, limits, budget)
+        curator = Curator(self.store, transfer, self.metrics, time.time, place)
+        return transfer, curator, Proof(self.backend, self.store, config.slot_dir)
+
+    def _known(self, prober: Prober) -> Prober:
         """``prober``, and before it a look at what this backend serves."""
 
         async def judged(facts: Facts) -> Verdict | None:
             if facts.kind in UNDRIVEN:
-                return Verdict(Mode.FORWARD, UNDRIVEN[facts.kind])
+                mode = Mode.ROUTED if facts.routing is not None else Mode.FORWARD
+                return Verdict(mode, UNDRIVEN[facts.kind])
             await self.served.learn(self.backend)
             return await prober(facts)
 
         return judged
 
     @staticmethod
+    def _build_backend(config: Config) -> Backend:
+        backend = config.backend
+        return build(
+            backend.kind,
+            *backend.urls,
+            key=backend.key.get_secret_value() or None,
+            connect_timeout=backend.connect_timeout,
+            silence_timeout=backend.silence_timeout,
+            shared_npu=backend.shared_npu,
+            tokenizer=_tokenizer(config),
+        )
+
+    @staticmethod
     def _build_store(config: Config) -> SnapshotStore | None:
         if config.slot_dir is None or config.store_dir is None:
             return None
-        return SnapshotStore(config.slot_dir, config.store_dir)
+        shared = files.shared(config.slot_dir)
+        return SnapshotStore(config.slot_dir, config.store_dir, shared=shared)
 
     def _web(self) -> web.Application:
         server = self._config.server
-        tokenizer = self._config.backend.tokenizer
         passthrough = Passthrough(self.scheduler, self.backend, body_timeout=server.body_timeout)
         recorder = Recorder(self.metrics, self.history, time.time)
         normaliser = self._normaliser()
+        counter = Counter(self.backend, _tokenizer(self._config))
         chat = Chat(
             self.scheduler,
             self.backend,
-            Counter(self.backend, Path(tokenizer).expanduser() if tokenizer else None),
+            counter,
             normaliser,
             Explainer(
                 normaliser,
@@ -155,29 +191,73 @@ class App:
             recorder,
             ping_interval=server.ping_interval,
         )
-        view = View(
-            self.scheduler,
-            self.keeper,
-            self.transfer,
-            self.history,
-            self.metrics,
-            normaliser,
-            self._written,
-        )
-        rules = GateRules(
-            host=server.host,
-            allowed_hosts=server.allowed_hosts,
-            keys=tuple(key.get_secret_value() for key in server.keys),
-            admin_key=server.admin_key.get_secret_value(),
-            max_body=server.max_body,
-        )
+        pages = Pages()
+        self._live.rules = live.rules(self._config, public=pages.paths)
+        self._live.chat, self._live.normaliser = chat, normaliser
         app = web.Application(
-            client_max_size=server.max_body, middlewares=[self._deadline.heard, gate(rules)]
+            client_max_size=server.max_body,
+            middlewares=[self._deadline.heard, gate(lambda: self._live.rules)],
         )
         envelope.install(app)
         app.middlewares.insert(0, recorder.observe)
-        app.add_routes(routes.table(chat, Count(self.backend, passthrough), passthrough, view))
+        count = Count(self.backend, passthrough, counter, recorder.density)
+        view = self._view(normaliser, recorder)
+        self._hub = Hub(view)
+        self.history.listen(self._hub.decided)
+        dry_run = self._dry_run(counter, normaliser)
+        actions = Actions(self._powers(view, dry_run, self._warm(chat, recorder), passthrough))
+        own = admin.routes(view, actions, self._hub, pages)
+        app.add_routes(routes.table(chat, count, passthrough, own))
         return app
+
+    def _view(self, normaliser: Normaliser, recorder: Recorder) -> View:
+        sources = Sources(
+            self.scheduler,
+            self.keeper,
+            self.history,
+            self.metrics,
+            recorder,
+            normaliser,
+            self.series,
+            self.ring,
+            self.transfer,
+            self.curator,
+            self._written,
+        )
+        urls = ", ".join(self._config.backend.urls)
+        hide = self._config.server.hide_titles
+        return View(sources, About(__version__, urls, time.time(), hide), time.time)
+
+    def _dry_run(self, counter: Counter, normaliser: Normaliser) -> DryRun:
+        return DryRun(
+            self.scheduler,
+            self.backend,
+            counter,
+            normaliser,
+            lambda: self.served.traits,
+            self.transfer.matches if self.transfer else lambda _: (),
+            time.time,
+        )
+
+    def _warm(self, chat: Chat, recorder: Recorder) -> Warm:
+        save = self._saver.save if self._saver else None
+        return Warm(chat, recorder, self.scheduler, self.transfer, save)
+
+    def _powers(self, view: View, dry_run: DryRun, warm: Warm, passthrough: Passthrough) -> Powers:
+        return Powers(
+            forget=view.forget,
+            store=self.curator,
+            switch=self.keeper,
+            drain=self._drain,
+            explain=dry_run.explain,
+            warm=warm.run,
+            body=passthrough.body,
+        )
+
+    def _drain(self) -> None:
+        """No new requests; whoever runs the process ends it by ``stop``."""
+        self.scheduler.draining = True
+        self.on_drain()
 
     def _normaliser(self) -> Normaliser:
         settings = self._config.normalise
@@ -189,6 +269,7 @@ class App:
             served=self.served,
             on=switched_on(settings.mode, settings.rules),
             shadow=settings.mode == "shadow",
+            paused=lambda: self.keeper.paused,
         )
 
     async def start(self) -> str:
@@ -197,6 +278,7 @@ class App:
         Raises ``StoreBusyError`` when another proxy has the store, ``OSError`` when the address
         cannot be had.
         """
+        self.ring.attach()
         if self.store is not None:
             report = await self.store.open()
             log.info(
@@ -206,6 +288,7 @@ class App:
                 swept=report.swept,
             )
         await self._remember()
+        await self.sampler.open(self._history_file())
         await self.served.learn(self.backend)
         server = self._config.server
         self._runner = web.AppRunner(
@@ -222,6 +305,9 @@ class App:
         await self.keeper.step()  # requests that come meanwhile wait for its verdict
         loop = asyncio.get_running_loop()
         self._tasks.append(loop.create_task(self.keeper.run(), name=KEEPER))
+        self._tasks.append(loop.create_task(self.sampler.run(), name="sampler"))
+        if self._hub is not None:
+            self._tasks.append(loop.create_task(self._hub.run(), name="events"))
         if self._runner.server is not None:
             watch = self._deadline.watch(self._runner.server)
             self._tasks.append(loop.create_task(watch, name="header-deadline"))
@@ -249,6 +335,21 @@ class App:
         self.metrics.conversations.set(len(self._book))
         log.info("ledger.opened", conversations=len(self._book), dropped=self.ledger.dropped)
 
+    def _history_file(self) -> Path | None:
+        """Beside what this process alone has locked; None: the charts begin anew."""
+        if self.store is not None and self._config.store_dir is not None:
+            return self._config.store_dir / HISTORY
+        ledger = self._config.ledger_dir(os.environ, Path.home())
+        return ledger / HISTORY if self._written is not None else None
+
+    def reload(self, config: Config) -> None:
+        """Go by ``config`` from now on; it differs only in live settings (``proxy.reload``).
+
+        Raises ``OSError``, before anything is changed, when the slot directory cannot be looked at.
+        """
+        self._live.reload(config)
+        self._config = config
+
     async def stop(self) -> None:
         """Let answers end, save what is unsaved, close everything."""
         self.keeper.stop()
@@ -259,18 +360,23 @@ class App:
                 await task
         self._tasks.clear()
         await self.keeper.drain(self._config.server.drain_timeout)
+        if self._hub is not None:
+            self._hub.close()
         if self._runner is not None:
             await self._runner.cleanup()
+        await self.sampler.close()
         if self._written is not None:
             await self._written.close()
         await self.ledger.close()
         if self.store is not None:
             await self.store.close()
         await self.backend.close()
+        self.ring.detach()
 
 
-def _free(directory: Path) -> int:
-    return shutil.disk_usage(directory).free
+def _tokenizer(config: Config) -> Path | None:
+    named = config.backend.tokenizer
+    return Path(named).expanduser() if named else None
 
 
 async def _unproven(facts: Facts) -> Verdict:

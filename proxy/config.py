@@ -14,21 +14,12 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationError,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from proxy.core.normalise import RULES
 from proxy.errors import ConfigError
+from proxy.values import Addresses, Key, Keys, Names, Seconds, Size, Switches, size_or_auto
 
 PREFIX = "SLOTKEEPER_"
 FLAGS: Mapping[str, str] = {
@@ -39,82 +30,6 @@ FLAGS: Mapping[str, str] = {
 }
 _GIB = 1024**3
 _DAY = 86_400
-_SIZE_UNITS = {"": 1, "B": 1} | {
-    f"{letter}{suffix}": base**power
-    for power, letter in enumerate("KMGT", 1)
-    for suffix, base in (("B", 1000), ("iB", 1024))
-}
-_TIME_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": _DAY}
-
-
-def _with_unit(value: Any, units: Mapping[str, int], expected: str) -> float:
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
-        if match and match[2] in units:
-            return float(match[1]) * units[match[2]]
-    elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**63:
-        return float(value)
-    raise ValueError(expected)
-
-
-def _size(value: Any) -> int:
-    return int(_with_unit(value, _SIZE_UNITS, 'expected a size in bytes, or like "20GiB"'))
-
-
-def _size_or_auto(value: Any) -> int | None:
-    return None if value is None or value == "auto" else _size(value)
-
-
-def _seconds(value: Any) -> float:
-    return _with_unit(value, _TIME_UNITS, 'expected seconds, or like "10m" or "30d"')
-
-
-def _listed(value: Any) -> Any:
-    """A list out of one string: how an environment variable spells it."""
-    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-
-
-def _key(value: SecretStr) -> SecretStr:
-    if re.fullmatch(r"[!-+\--~]*", value.get_secret_value()) is None:
-        raise ValueError("a key is printable ASCII without blanks and commas")
-    return value
-
-
-def _some_key(value: SecretStr) -> SecretStr:
-    if not value.get_secret_value():
-        raise ValueError("an empty key would let everybody in; an empty list asks for none")
-    return value
-
-
-def _url(value: str) -> str:
-    try:
-        url = urlsplit(value)
-        good = url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
-    except ValueError:  # a port that is no number, a broken IPv6 address
-        good = False
-    if not good:
-        raise ValueError('expected an address like "http://127.0.0.1:8080"')
-    if url.username is not None or url.query or url.fragment:
-        raise ValueError("no user, query or fragment in it; a key goes into backend.key")
-    return value.rstrip("/")
-
-
-def _switch(value: str) -> str:
-    names = [rule.name for rule in RULES]
-    if value[:1] in {"+", "-"} and value[1:] in names:
-        return value
-    near = difflib.get_close_matches(value.lstrip("+-"), names, 1)
-    sign = value[:1] if value.startswith("+") else "-"
-    wanted = f'like "{sign}{near[0]}"' if near else f"one of {', '.join(names)}"
-    raise ValueError(f'expected "+" or "-" and the name of a rule, {wanted}')
-
-
-Size = Annotated[int, BeforeValidator(_size)]
-Seconds = Annotated[float, BeforeValidator(_seconds)]
-Key = Annotated[SecretStr, AfterValidator(_key)]
-Keys = Annotated[tuple[Annotated[Key, AfterValidator(_some_key)], ...], BeforeValidator(_listed)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
-Switches = Annotated[tuple[Annotated[str, AfterValidator(_switch)], ...], BeforeValidator(_listed)]
 
 
 class _Frozen(BaseModel):
@@ -138,19 +53,26 @@ class Server(_Frozen):
     body_timeout: Annotated[Seconds, Field(gt=0)] = 60.0
     log_format: Literal["auto", "console", "json"] = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    hide_titles: bool = False
 
 
 class Backend(_Frozen):
-    """The model server behind the proxy."""
+    """The model server behind the proxy; ``url`` may be several addresses, with commas."""
 
-    url: Annotated[str, AfterValidator(_url)] = "http://127.0.0.1:8080"
+    url: Addresses = "http://127.0.0.1:8080"
     kind: Literal["auto", "llama_server", "fastflowlm", "openai_compatible"] = "auto"
     key: Key = SecretStr("")
     slot_save_path: str = ""
     connect_timeout: Annotated[Seconds, Field(gt=0)] = 2.0
     silence_timeout: Seconds = 0.0
     sole_client: bool = True
+    shared_npu: bool = True
     tokenizer: str = ""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses one by one."""
+        return tuple(self.url.split(","))
 
 
 class Cache(_Frozen):
@@ -158,7 +80,9 @@ class Cache(_Frozen):
 
     enabled: bool = True
     store: str = ""
-    max_bytes: Annotated[int | None, BeforeValidator(_size_or_auto)] = None
+    max_bytes: Annotated[
+        int | None, BeforeValidator(size_or_auto, json_schema_input_type=int | str)
+    ] = None
     keep_free: Size = 10 * _GIB
     max_files: Annotated[int, Field(ge=1)] = 256
     max_age: Annotated[Seconds, Field(gt=0)] = 30.0 * _DAY
@@ -254,6 +178,13 @@ def load(path: Path | None, overrides: Mapping[str, Any], environ: Mapping[str, 
     Raises:
         ConfigError: with every problem found, each naming its place, setting and remedy.
     """
+    return load_with_places(path, overrides, environ)[0]
+
+
+def load_with_places(
+    path: Path | None, overrides: Mapping[str, Any], environ: Mapping[str, str]
+) -> tuple[Config, dict[str, str]]:
+    """``load``, and where each setting that was given came from, by full name."""
     given = _Given()
     problems = list(_read_file(path, given)) if path is not None else []
     _read_environ(environ, given)
@@ -267,9 +198,13 @@ def load(path: Path | None, overrides: Mapping[str, Any], environ: Mapping[str, 
         for fault in error.errors(include_url=False):
             setting = ".".join(str(part) for part in fault["loc"][:2])
             problems.append(f"{given.place(setting)}: {setting}: {_explain(setting, fault)}")
+    backend = config.backend
+    if backend.kind == "llama_server" and len(backend.urls) > 1:
+        place = given.place("backend.url")
+        problems.append(f"{place}: backend.url: only one address of a llama-server is possible")
     if problems:
         raise ConfigError(problems)
-    return config
+    return config, given.places()
 
 
 class _Given:
@@ -283,6 +218,9 @@ class _Given:
 
     def place(self, setting: str) -> str:
         return self._values[setting][1]
+
+    def places(self) -> dict[str, str]:
+        return {setting: place for setting, (_, place) in self._values.items()}
 
     def sections(self) -> dict[str, Any]:
         """Only what is known, nested as the models are."""

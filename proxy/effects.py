@@ -6,14 +6,17 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from proxy.core.costs import Costs
+from proxy.core.records import Reason
+from proxy.core.slots import SlotState, restored
 from proxy.errors import BackendBrokenError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from proxy.backends.base import Backend, SlotView
+    from proxy.core.queue import Lease
     from proxy.core.records import Prompt, Snapshot
-    from proxy.core.slots import Content
+    from proxy.core.slots import Content, SlotTable
 
 
 POLL_FIRST, POLL_LAST = 0.02, 1.0  # seconds between looks at a slot that is to become idle
@@ -75,6 +78,39 @@ async def until_idle(backend: Backend, slot: int) -> SlotView:
             return views[slot]
         await asyncio.sleep(pause)
         pause = min(POLL_LAST, pause * 1.5)
+
+
+async def carry_out(
+    effects: Effects,
+    table: SlotTable,
+    lease: Lease,
+    clock: Callable[[], float],
+    proved: Callable[[], bool],
+) -> None:
+    """What a lease's option wants done first. Raises what the backend raises.
+
+    Nothing is restored any more when the backend is not ``proved`` after the save.
+    """
+    option = lease.option
+    content = table[option.slot].content
+    if option.save_first and content is not None:
+        table.become(option.slot, SlotState.SAVING, clock())
+        table.hold(option.slot, await effects.save(option.slot, content))
+    if option.snapshot is not None and proved():
+        table.become(option.slot, SlotState.RESTORING, clock())
+        table.hold(option.slot, None)
+        ok = await effects.restore(option.slot, option.snapshot)
+        found = restored(option.snapshot, lease.prompt, clock()) if ok else None
+        table.hold(option.slot, found)
+        lease.reason = lease.reason if ok else Reason.COLD
+
+
+async def settle_wide(backend: Backend, table: SlotTable, lease: Lease) -> None:
+    """After a request that may have used any slot: only those that ran nothing are still known."""
+    for row in table:
+        view = await until_idle(backend, row.index)
+        if lease.tasks.get(row.index, -1) != view.id_task:
+            table.hold(row.index, None)
 
 
 class Nothing:

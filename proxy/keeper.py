@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from proxy.backends.base import Backend, Facts
+    from proxy.board import Board
     from proxy.core.records import Snapshot
+    from proxy.core.routing import Routing
     from proxy.core.slots import Content, Slot, SlotTable
+    from proxy.priming import Primer
     from proxy.telemetry.metrics import Metrics
     from proxy.transfer import Transfer
 
@@ -40,16 +44,31 @@ REST_TICKS = 60  # looks until that is asked of a busy backend again
 RETRY_SECONDS = 60.0  # after a save that came to nothing
 DRAIN_TOKENS = 16  # at the end nobody waits for a save: all but the last few tokens are kept
 BUSY_SECONDS = 60.0  # unsaved work this old is saved even while other slots run
+PAUSED = Verdict(
+    Mode.FORWARD,
+    "caching was paused by hand: requests go through as they come",
+    "resume it: slotkeeper resume, or the button on the dashboard",
+)
 
 
 class Floor(Protocol):
     """Where requests get their leases (`scheduler.Scheduler`), as the background sees it."""
 
-    table: SlotTable
-    mode: Mode
-    total_slots: int
+    board: Board
     draining: bool
     on_lost: Callable[[], None]
+
+    @property
+    def table(self) -> SlotTable:
+        """The board's."""
+
+    @property
+    def mode(self) -> Mode:
+        """The board's."""
+
+    @property
+    def total_slots(self) -> int:
+        """The board's."""
 
     def quiescent(self) -> bool:
         """No request runs or waits."""
@@ -62,6 +81,9 @@ class Floor(Protocol):
 
     def drive(self, total_slots: int, n_ctx: int) -> None:
         """Pins and snapshots from now on."""
+
+    def route(self, total_slots: int, routing: Routing) -> None:
+        """Placed from now on, and nothing saved."""
 
     def forward(self, total_slots: int) -> None:
         """Only permits from now on."""
@@ -92,7 +114,7 @@ class Saver:
         self._scheduler = scheduler
         self._transfer = transfer
         self._clock = clock
-        self._idle_seconds = idle_seconds
+        self.idle_seconds = idle_seconds
         self._prewarm = prewarm
         self._failed: dict[int, float] = {}  # slot -> when its save last came to nothing
 
@@ -110,11 +132,11 @@ class Saver:
         for index in [slot.index for slot in sorted(table, key=lambda s: s.since)]:
             slot = table[index]  # as it is now: others were saved meanwhile
             if slot.content is not None and self._due(slot, slot.content, self._clock()):
-                await self._save(index)
+                await self.save(index)
 
     def _due(self, slot: Slot, content: Content, now: float) -> bool:
         idle = now - content.used
-        if idle < self._idle_seconds or now - self._failed.get(slot.index, 0.0) < RETRY_SECONDS:
+        if idle < self.idle_seconds or now - self._failed.get(slot.index, 0.0) < RETRY_SECONDS:
             return False
         if not self._scheduler.quiescent() and idle < BUSY_SECONDS:
             return False  # a save stops all slots while it runs
@@ -135,7 +157,8 @@ class Saver:
             table.end(index, self._clock())
             self._scheduler.tick()
 
-    async def _save(self, index: int) -> None:
+    async def save(self, index: int) -> None:
+        """Save a slot, whatever that is worth, if nobody uses it and it may be stored."""
         table = self._scheduler.table
         content = table[index].content
         if table[index].state is not SlotState.FREE or content is None or not content.storable:
@@ -173,7 +196,7 @@ class Saver:
             for index in range(len(self._scheduler.table)):
                 content = self._scheduler.table[index].content
                 if content is not None and content.n_tokens - content.n_saved > DRAIN_TOKENS:
-                    await self._save(index)
+                    await self.save(index)
         except SlotkeeperError as error:
             log.warning("drain.unsaved", why=error.message)
         try:
@@ -192,8 +215,9 @@ class Keeper:
         saver: Saver | None,
         metrics: Metrics,
         prober: Callable[[Facts], Awaitable[Verdict | None]],
+        primer: Primer | None = None,
     ) -> None:
-        """``saver`` None: nothing is ever saved.
+        """``saver`` None: nothing is ever saved. ``primer`` None: nothing is computed idly.
 
         ``prober`` says what may be done to a backend (None: it cannot be known now); it is called
         only while nothing else uses the backend.
@@ -203,12 +227,16 @@ class Keeper:
         self._saver = saver
         self._metrics = metrics
         self._prober = prober
+        self._primer = primer
+        self._absent: frozenset[int] = frozenset()
         self._wake = asyncio.Event()
         self._judged = False  # the verdict belongs to the instance as it is now
         self._instance = ""
         self._rest = 0
         self._stopping = False
         self.up = False
+        self.paused = False
+        self.facts: Facts | None = None  # as the backend last introduced itself
         self.verdict = Verdict(Mode.FORWARD, "the backend was not reached yet")
         scheduler.on_lost = self.lost
 
@@ -219,8 +247,22 @@ class Keeper:
 
     def lost(self) -> None:
         """A connection broke: look at the backend now, not at the next tick."""
-        self._judged = False
+        self._judged = self._judged and self._scheduler.mode is Mode.ROUTED
         self._wake.set()
+
+    def pause(self) -> None:
+        """Only forward, until ``resume``: nothing is pinned, saved, restored or proved."""
+        self.paused = True
+        self._scheduler.forward(self._scheduler.total_slots)
+        self._say(PAUSED)
+
+    def resume(self) -> None:
+        """Prove the backend again, then go on."""
+        if self.paused:
+            self.paused = False
+            self._judged, self._rest = False, 0
+            self._say(Verdict(Mode.FORWARD, "caching was resumed; the backend is looked at again"))
+            self._wake.set()
 
     async def run(self) -> None:
         """Until ``stop``; a step that has begun is finished, a save is not broken in two."""
@@ -237,6 +279,8 @@ class Keeper:
             await self._look()
             if self._saver is not None and self._scheduler.mode is Mode.EXCLUSIVE:
                 await self._saver.save_idle()
+            if self._primer is not None and self._scheduler.mode is Mode.ROUTED:
+                self._primer.look()
         except (SlotkeeperError, StoreError, OSError) as error:
             log.warning("keeper.step-failed", error=type(error).__name__, why=str(error))
         except Exception as error:  # a bug in one step must not end all later ones
@@ -263,8 +307,20 @@ class Keeper:
             self._judged = False
         self._instance = instance
         self._rest = max(0, self._rest - 1)
-        if not self._judged and (not self._rest or self._scheduler.quiescent()):
+        if self.paused:
+            self._say(PAUSED)
+        elif not self._judged and (not self._rest or self._scheduler.quiescent()):
             await self._prove()
+        self._miss(self._backend.absent)
+
+    def _miss(self, absent: frozenset[int]) -> None:
+        """Say so when some of several processes are gone, or back; what they held is gone."""
+        self._scheduler.board.forget(absent)
+        if absent != self._absent:
+            self._absent = absent
+            which = ", ".join(str(index) for index in sorted(absent))
+            advice = f"no answer from the servers {which} (counted from 0)" if absent else ""
+            self._say(replace(self.verdict, advice=advice))
 
     async def _prove(self) -> None:
         """Judge with the backend to ourselves: new requests wait a moment, running ones end first.
@@ -299,8 +355,8 @@ class Keeper:
 
     async def _judge(self) -> None:
         """Find out what may be done; until then, and if in doubt, requests are only forwarded."""
-        facts = await self._backend.facts()
-        self._scheduler.total_slots = facts.total_slots
+        facts = self.facts = await self._backend.facts()
+        self._scheduler.forward(facts.total_slots)
         verdict = await self._prober(facts)
         if verdict is None:
             self._say(Verdict(Mode.FORWARD, "every slot is busy; it will be looked at again"))
@@ -310,12 +366,19 @@ class Keeper:
                 for slot in range(facts.total_slots):  # KV of another LoRA set
                     await self._backend.erase(slot)
             self._scheduler.drive(facts.total_slots, facts.n_ctx)
+        if verdict.mode is Mode.ROUTED and facts.routing is not None:
+            self._scheduler.route(facts.total_slots, facts.routing)
+        if self.paused:  # while it was judged
+            verdict = PAUSED
+            self._scheduler.forward(facts.total_slots)
+        self._absent = frozenset()  # the verdict does not speak of them
         self._judged = True
         self._say(verdict)
 
     def _say(self, verdict: Verdict) -> None:
         if verdict != self.verdict:
-            say = log.info if verdict.mode is Mode.EXCLUSIVE else log.warning
+            whole = verdict.mode is Mode.ROUTED and not verdict.advice
+            say = log.info if whole or verdict.mode is Mode.EXCLUSIVE else log.warning
             say("mode", mode=str(verdict.mode), why=verdict.why, advice=verdict.advice)
         self.verdict = verdict
         self._metrics.mode(verdict.mode)
@@ -323,6 +386,8 @@ class Keeper:
     async def drain(self, patience: float) -> None:
         """Let running answers end (at most ``patience`` seconds), then save what is unsaved."""
         self._scheduler.draining = True
+        if self._primer is not None:
+            await self._primer.stop()
         try:
             async with asyncio.timeout(patience):
                 await self._scheduler.quiet()

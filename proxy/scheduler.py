@@ -3,7 +3,7 @@
 One event loop, no locks. Every decision is a synchronous pass over queue and slot table (`_pump`),
 taken again whenever something changed. What it needs done runs afterwards, in a marked slot.
 
-The mutable state: the queue of waiting requests, the slot table, the permits in use.
+The mutable state: the queue of waiting requests, what runs, and the board (slots, permits, mode).
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from proxy.board import Board
 from proxy.core.placement import LARGE_SECONDS, Need
-from proxy.core.queue import Engine, Grant, Kind, Lease, Waiting, any_start, next_up
+from proxy.core.queue import Grant, Kind, Lease, Waiting, any_start, next_up
 from proxy.core.records import Mode, Prompt, Reason
-from proxy.core.slots import SlotState, SlotTable, restored
-from proxy.effects import Tasks, until_idle
+from proxy.core.slots import SlotState
+from proxy.effects import Tasks, carry_out
 from proxy.errors import (
     BackendUnreachableError,
     BadRequestError,
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from proxy.backends.base import Backend
-    from proxy.core.slots import Content
+    from proxy.core.costs import Costs
+    from proxy.core.routing import Routing
+    from proxy.core.slots import SlotTable
     from proxy.effects import Effects
     from proxy.telemetry.metrics import Metrics
 
@@ -52,7 +55,7 @@ class Waiter(Waiting):
 
 
 class Scheduler:
-    """Owns the slot table and the queue."""
+    """Owns the queue, and decides about the board."""
 
     def __init__(
         self,
@@ -69,22 +72,21 @@ class Scheduler:
         self._effects = effects
         self._metrics = metrics
         self._clock = clock
-        self._max_queue = max_queue
-        self._queue_timeout = queue_timeout
+        self.max_queue = max_queue
+        self.queue_timeout = queue_timeout
         self._queue: list[Waiter] = []
         self._running: dict[Lease, asyncio.Task[None] | None] = {}  # with what is done for it
-        self._permits = 0
-        self._wide = False
         self._held = False  # the keeper has everything to itself
         self._large: Lease | Waiter | None = None  # who has the one large prefill
         self._typical = TYPICAL_SECONDS
+        self._timer: asyncio.TimerHandle | None = None  # a slot is kept until then
         self._quiet = asyncio.Event()  # something ended
         self._tasks = Tasks(self._quiet.set)
-        self.table = SlotTable()
-        self.mode = Mode.FORWARD
-        self.total_slots = self._n_ctx = 0
+        self.board = Board(backend, effects, clock)
         self.draining = False
+        self.active = 0.0  # when a request last came or ended
         self.on_lost: Callable[[], None] = lambda: None
+        self.on_arrival: Callable[[Prompt], None] = lambda _: None
 
     def __repr__(self) -> str:  # answers the operator's question in one line
         counts = f"[{len(self._queue)} queued | {len(self._running)} running]"
@@ -92,19 +94,40 @@ class Scheduler:
 
     # Mode
 
+    @property
+    def mode(self) -> Mode:
+        """What may be done to the backend now."""
+        return self.board.mode
+
+    @property
+    def table(self) -> SlotTable:
+        """What its slots do and hold."""
+        return self.board.table
+
+    @property
+    def total_slots(self) -> int:
+        """How many there are, 0: not known."""
+        return self.board.total_slots
+
+    @property
+    def costs(self) -> Costs:
+        """What was learned of its speed."""
+        return self._effects.costs
+
     def forward(self, total_slots: int) -> None:
-        """From now on nothing is pinned; ``total_slots`` requests run at once (0: not limited)."""
-        self.mode, self.total_slots = Mode.FORWARD, total_slots
-        self.table.forget()
+        """See ``Board.forward``; who waits needs a permit now."""
+        self.board.forward(total_slots)
         for waiter in self._queue:
             waiter.kind = Kind.PERMIT
         self._pump()
 
     def drive(self, total_slots: int, n_ctx: int) -> None:
-        """The backend is proved, and idle (held): pins and snapshots from now on."""
-        self.table = SlotTable(total_slots)
-        self._n_ctx = n_ctx
-        self.mode, self.total_slots = Mode.EXCLUSIVE, total_slots
+        """See ``Board.drive``; only while held."""
+        self.board.drive(total_slots, n_ctx)
+
+    def route(self, total_slots: int, routing: Routing) -> None:
+        """See ``Board.route``; only while held."""
+        self.board.route(total_slots, routing)
 
     def quiescent(self) -> bool:
         """No request runs or waits: a save would disturb nobody."""
@@ -123,33 +146,42 @@ class Scheduler:
     def unhold(self) -> None:
         """The keeper is done; what came meanwhile was queued for the mode before."""
         self._held = False
-        for waiter in self._queue if self.mode is Mode.EXCLUSIVE else ():
-            waiter.kind = Kind.WIDE if waiter.need.wide else Kind.NARROW
+        for waiter in self._queue if self.board.pins else ():
+            waiter.need, waiter.kind = self.board.admit(waiter.need)
             if waiter.need.wanted is not None and waiter.need.wanted >= self.total_slots:
                 waiter.need = replace(waiter.need, wanted=None)  # too late to refuse it
             self._tasks.spawn(self._resolve(waiter), "resolve")
         self._pump()
 
     def lost(self) -> None:
-        """The backend broke a connection: believe nothing until it was looked at again."""
-        self.forward(self.total_slots)
+        """The backend broke a connection: believe nothing until it was looked at again.
+
+        In mode routed only the request's own slot is concerned, and that is settled.
+        """
+        if self.mode is not Mode.ROUTED:
+            self.forward(self.total_slots)
         self.on_lost()
 
     # Leases
 
     @asynccontextmanager
     async def lease(
-        self, need: Need, resolve: Callable[[], Awaitable[Prompt]]
+        self,
+        need: Need,
+        resolve: Callable[[], Awaitable[Prompt]],
+        granted: Callable[[Lease], None] = lambda _: None,
     ) -> AsyncIterator[Lease]:
-        """Hold a slot for one request. ``resolve`` gives the prompt with its exact tokens.
+        """Hold a slot for one request; ``granted`` gets the lease before its slot is made ready.
 
-        Raises ``OverloadedError`` (queue full, deadline), ``DrainingError``, ``BadRequestError``
-        (no such slot), and what the backend raises while a snapshot is restored.
+        ``resolve`` gives the prompt with its exact tokens. Raises ``OverloadedError`` (queue full,
+        deadline), ``DrainingError``, ``BadRequestError`` (no such slot), and what the backend
+        raises while a snapshot is restored.
         """
         lease = await self._obtain(need, resolve)
         try:
+            granted(lease)
             await self._prepare(lease)
-            lease.pinned = self.mode is Mode.EXCLUSIVE  # a backend lost meanwhile is not proved
+            lease.pinned = self.board.pins  # a backend lost meanwhile is not proved
             yield lease
         finally:
             self._end(lease)
@@ -159,13 +191,13 @@ class Scheduler:
         if waiter.future.done():
             return self._open(waiter, waiter.future.result())
         try:
-            async with asyncio.timeout(self._queue_timeout):
+            async with asyncio.timeout(self.queue_timeout):
                 if waiter.kind is Kind.NARROW or self._held:
                     await self._resolve(waiter)
                 grant = await waiter.future
         except TimeoutError:
             self._leave(waiter)
-            msg = f"no slot became free within {self._queue_timeout:.0f} s"
+            msg = f"no slot became free within {self.queue_timeout:.0f} s"
             hint = "try again, or raise server.queue_timeout"
             raise OverloadedError(msg, hint=hint, retry_after=10) from None
         except BaseException:
@@ -175,20 +207,21 @@ class Scheduler:
 
     def _enqueue(self, need: Need, resolve: Callable[[], Awaitable[Prompt]]) -> Waiter:
         if self.draining:
-            why = "slotkeeper is shutting down"
-            raise DrainingError(why, hint="try again in a moment", retry_after=5)
+            raise DrainingError("slotkeeper is shutting down", hint="try again soon", retry_after=5)
         exclusive = self.mode is Mode.EXCLUSIVE
         if exclusive and need.wanted is not None and need.wanted >= self.total_slots:
             msg = f"id_slot {need.wanted} does not exist: the backend has {self.total_slots} slots"
             raise BadRequestError(msg, hint="use a smaller number, or leave id_slot out")
-        if len(self._queue) >= self._max_queue:
+        if len(self._queue) >= self.max_queue:
             msg = f"{len(self._queue)} requests are already waiting"
             raise OverloadedError(msg, hint="try again, or raise server.max_queue", retry_after=10)
-        kind = (Kind.WIDE if need.wide else Kind.NARROW) if exclusive else Kind.PERMIT
+        self.active = self._clock()
         future: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        waiter = Waiter(need, kind, self._clock(), future, resolve)
+        waiter = Waiter(*self.board.admit(need), self.active, future, resolve)
         self._queue.append(waiter)
         self._pump()
+        if not need.idle:
+            self.on_arrival(need.prompt)
         return waiter
 
     async def _resolve(self, waiter: Waiter) -> None:
@@ -224,6 +257,7 @@ class Scheduler:
             queued=max(0.0, now - waiter.queued),
             started=now,
             weighed=grant.weighed,
+            beside=waiter.need.beside,
         )
         self._running[lease] = None
         if self._large is waiter:
@@ -239,40 +273,33 @@ class Scheduler:
             waiter, grant = found
             self._queue.remove(waiter)
             if not waiter.future.done():  # else the client left in this very moment
-                self._take(waiter.kind, grant)
+                self.board.take(waiter.kind, grant)
                 if grant.option.prefill > LARGE_SECONDS and self._large is None:
                     self._large = waiter
                 waiter.future.set_result(grant)
         self._metrics.queue_length.set(len(self._queue))
+        self._again()
+
+    def _again(self) -> None:
+        """Decide once more when a slot is not kept any longer: nothing else happens then."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        seconds = self.board.kept()
+        if self._queue and seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._pump)
 
     def _next(self) -> tuple[Waiter, Grant] | None:
-        large, effects = self._large is not None, self._effects
-        slots = list(self.table)
-        engine = Engine(slots, self.total_slots, self._permits, self._wide, large, self._typical)
+        engine = self.board.engine(large=self._large is not None, typical=self._typical)
         try:
-            return next_up(self._queue, engine, effects.costs, self._clock(), effects.matches)
+            return next_up(self._queue, engine, self.costs, self._clock(), self._effects.matches)
         except Exception as error:  # rule 10: a fault in weighing costs time only
             self._metrics.fault(Where.PLACEMENT)
             log.exception("placement.fault", error=type(error).__name__)
             return any_start(self._queue, engine)
 
-    def _take(self, kind: Kind, grant: Grant) -> None:
-        option = grant.option
-        if kind is Kind.PERMIT:
-            self._permits += 1
-        elif kind is Kind.WIDE:
-            self._wide = True
-        else:
-            expected = max(0, option.n_tokens - option.hit)
-            self.table.begin(option.slot, SlotState.LEASED, self._clock(), expected)
-
     def _release(self, kind: Kind, slot: int) -> None:
-        if kind is Kind.PERMIT:
-            self._permits -= 1
-        elif kind is Kind.WIDE:
-            self._wide = False
-        else:
-            self.table.end(slot, self._clock())
+        self.board.release(kind, slot)
         self._quiet.set()
 
     # Doing: what a decision needs before the request may be sent
@@ -287,27 +314,16 @@ class Scheduler:
             await asyncio.shield(task)  # a client that leaves must not break a save in two
 
     async def _effect(self, lease: Lease) -> None:
-        option = lease.option
-        content = self.table[option.slot].content
         try:
-            if option.save_first and content is not None:
-                self.table.become(option.slot, SlotState.SAVING, self._clock())
-                self.table.hold(option.slot, await self._effects.save(option.slot, content))
-            if option.snapshot is not None and self.mode is Mode.EXCLUSIVE:
-                self.table.become(option.slot, SlotState.RESTORING, self._clock())
-                self.table.hold(option.slot, None)
-                ok = await self._effects.restore(option.slot, option.snapshot)
-                now = self._clock()
-                self.table.hold(
-                    option.slot, restored(option.snapshot, lease.prompt, now) if ok else None
-                )
-                lease.reason = lease.reason if ok else Reason.COLD
+            await carry_out(
+                self._effects, self.table, lease, self._clock, lambda: self.mode is Mode.EXCLUSIVE
+            )
         except SlotkeeperError as error:
             self.lost()
             if isinstance(error, BackendUnreachableError):
                 raise
         finally:
-            self.table.become(option.slot, SlotState.LEASED, self._clock())
+            self.table.become(lease.option.slot, SlotState.LEASED, self._clock())
 
     # Observing
 
@@ -327,15 +343,20 @@ class Scheduler:
             self._large = None
             self._pump()
 
-    def measured(self, cached: int, computed: int, seconds: float) -> None:
-        """The engine's own time for a prefill."""
-        self._effects.costs.observe_prefill(cached, cached + computed, seconds)
-        self._metrics.prompt(reused=cached, computed=computed)
+    def measured(
+        self, cached: int, computed: int, seconds: float, *, restored: bool = False
+    ) -> None:
+        """The engine's own time for a prefill; ``restored``: what it reused came from disk."""
+        costs = self._effects.costs
+        costs.observe_prefill(cached, cached + computed, seconds)
+        spared = costs.prefill(0, cached)
+        self._metrics.prompt(reused=cached, computed=computed, restored=restored, saved=spared)
 
     # Ending
 
     def _end(self, lease: Lease) -> None:
         task = self._running.pop(lease)
+        self.active = self._clock()
         self._quiet.set()
         self._metrics.leases_active.set(len(self._running))
         self.prefilled(lease)
@@ -343,20 +364,12 @@ class Scheduler:
             self._release(lease.kind, lease.option.slot)
             self._pump()
         elif lease.kind is Kind.NARROW and lease.ended and lease.n_tokens is not None:
-            now = self._clock()
-            self._typical += TYPICAL_WEIGHT * (now - lease.started - self._typical)
-            before = self.table[lease.option.slot].content
-            self._hold(lease, lease.content(before, lease.n_tokens, now))
+            self._typical += TYPICAL_WEIGHT * (self.active - lease.started - self._typical)
+            self.board.answered(lease, lease.n_tokens)
             self._release(lease.kind, lease.option.slot)
             self._pump()
         else:
             self._tasks.spawn(self._settle(lease, task), "settle")
-
-    def _hold(self, lease: Lease, content: Content | None) -> None:
-        """Beliefs are kept only of a proved backend, and of a context that did not shift."""
-        shifted = content is not None and content.n_tokens > self._n_ctx
-        known = self.mode is Mode.EXCLUSIVE and not shifted
-        self.table.hold(lease.option.slot, content if known else None)
 
     async def _settle(self, lease: Lease, task: asyncio.Task[None] | None) -> None:
         """An answer that did not end by itself: its slot is free once the engine is idle."""
@@ -364,24 +377,13 @@ class Scheduler:
             if task is not None:
                 await asyncio.wait({task})
             if lease.sent:
-                await self._settle_sent(lease)
+                await self.board.settle(lease)
         except SlotkeeperError as error:
             log.warning("slot.unknown", slot=lease.option.slot, why=error.message)
             self.lost()
         finally:
             self._release(lease.kind, lease.option.slot)
             self._pump()
-
-    async def _settle_sent(self, lease: Lease) -> None:
-        if lease.kind is Kind.NARROW:
-            view = await until_idle(self._backend, lease.option.slot)
-            before = self.table[lease.option.slot].content
-            self._hold(lease, lease.interrupted(before, view.n_tokens or 0, self._clock()))
-            return
-        for row in self.table:  # it may have used any: keep those that ran nothing
-            view = await until_idle(self._backend, row.index)
-            if lease.tasks.get(row.index, -1) != view.id_task:
-                self.table.hold(row.index, None)
 
     def tick(self) -> None:
         """Time passed, or the keeper changed the table: decide again."""
@@ -395,5 +397,4 @@ class Scheduler:
 
     def _still(self) -> bool:
         """Nothing runs, is granted, or settles."""
-        leased = any(row.state is SlotState.LEASED for row in self.table)
-        return not (self._running or self._tasks or self._permits or self._wide or leased)
+        return not (self._running or self._tasks or self.board.taken())

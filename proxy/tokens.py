@@ -52,6 +52,13 @@ class Counter:
             return await self._encode(value)
         return None
 
+    async def length(self, text: str) -> int | None:
+        """Tokens of a text by the local tokenizer; None without one, or if it proved wrong."""
+        if self._local is None:
+            return None
+        (encoding,) = await self._local.async_encode_batch_fast([text], add_special_tokens=False)
+        return len(encoding.ids)
+
     async def _encode(self, text: str) -> array[int]:
         if self._local is None:
             return array("i", await self._backend.tokenize(text))

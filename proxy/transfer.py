@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -70,8 +71,8 @@ class Transfer:
         self._store = store
         self._metrics = metrics
         self._clock = clock
-        self._limits = limits
-        self._budget = budget
+        self.limits = limits
+        self.budget = budget
         self._barred: set[str] = set()  # refused by this instance of the backend
         self._evicted: deque[str] = deque(maxlen=EVICTED)  # conversations
         # Forgotten conversations: an answer that still runs may bring one back.
@@ -105,6 +106,10 @@ class Transfer:
         budget = await self._store.get("budget", "day") or {}
         self._written_day = float(budget.get("day", 0.0))
         self._written = int(budget.get("written", 0))
+        self.gauge()
+        self._metrics.restores_retired.set(self.retired)
+        with suppress(OSError):
+            await self._free()
         log.info("snapshots.adopted", fingerprint=fingerprint, count=len(self.index))
 
     async def remember(self) -> None:
@@ -165,9 +170,9 @@ class Transfer:
         self.index.add(snapshot)
         await self._delete(superseded(snapshot, self.index), Cause.SUPERSEDED)
         kept = frozenset({snapshot.id})
-        over = evict(self.index, self._limits, self.costs, self._clock(), keep=kept)
+        over = evict(self.index, self.limits, self.costs, self._clock(), keep=kept)
         await self._delete(over, Cause.SPACE)
-        self._gauge()
+        self.gauge()
         return replace(
             content,
             n_tokens=snapshot.n_tokens,
@@ -184,29 +189,37 @@ class Transfer:
         now = self._clock()
         if now - self._written_day >= DAY:
             self._written_day, self._written = now, 0
-        if self._written + size > self._budget.daily:
+        if self._written + size > self.budget.daily:
             return "write-budget"
-        if not fits(self._limits, size):
+        pinned = sum(s.size for s in self._store.all_snapshots() if s.pinned)
+        if not fits(self.limits, pinned + size):
             return "too-large"
         await self._delete(self._foreign(size), Cause.SPACE)
         await self._delete(
-            evict(self.index, self._limits, self.costs, now, incoming=size), Cause.SPACE
+            evict(self.index, self.limits, self.costs, now, incoming=size), Cause.SPACE
         )
         try:
-            free = await self._store.free_bytes()
+            free = await self._free()
         except OSError:
             return "no-directory"
-        return "disk-full" if free - size < self._budget.keep_free else ""
+        return "disk-full" if free - size < self.budget.keep_free else ""
+
+    async def _free(self) -> int:
+        """Bytes the file system has left. Raises ``OSError``."""
+        free = await self._store.free_bytes()
+        self._metrics.disk_free_bytes.set(free)
+        return free
 
     def _foreign(self, incoming: int) -> list[str]:
         """Snapshots of other fingerprints that are too old, or in the way: they go before ours."""
-        others = [s for s in self._store.all_snapshots() if s.fingerprint != self.fingerprint]
+        foreign = (s for s in self._store.all_snapshots() if s.fingerprint != self.fingerprint)
+        others = [s for s in foreign if not s.pinned]
         others.sort(key=lambda s: s.last_used)
         size, files = self._store.usage()
-        oldest = self._clock() - self._limits.max_age
+        oldest = self._clock() - self.limits.max_age
         gone: list[str] = []
         for other in others:
-            full = size + incoming > self._limits.max_bytes or files >= self._limits.max_files
+            full = size + incoming > self.limits.max_bytes or files >= self.limits.max_files
             if not full and other.last_used >= oldest:
                 break
             gone.append(other.id)
@@ -254,7 +267,7 @@ class Transfer:
         if ids:
             await self._store.delete(ids, Cause.FORGOTTEN)
             self._metrics.evicted(Cause.FORGOTTEN, len(ids))
-            self._gauge()
+            self.gauge()
         return len(ids)
 
     async def _delete(self, ids: list[str], cause: Cause) -> None:
@@ -273,10 +286,12 @@ class Transfer:
         """Whether a snapshot of it was lately removed to make room."""
         return conversation in self._evicted
 
-    def _gauge(self) -> None:
+    def gauge(self) -> None:
+        """Show the size of the store."""
         size, files = self._store.usage()
         self._metrics.store_bytes.set(size)
         self._metrics.store_files.set(files)
+        self._metrics.store_limit_bytes.set(self.limits.max_bytes)
 
     # In: disk -> slot
 
@@ -327,7 +342,7 @@ class Transfer:
             return False
         seconds = max(0.0, self._clock() - started)
         self.costs.observe_restore(snapshot.size, seconds)
-        self._metrics.restored(Outcome.OK, seconds=seconds)
+        self._metrics.restored(Outcome.OK, seconds=seconds, size=snapshot.size)
         await self._touch(snapshot)
         return True
 
@@ -352,7 +367,8 @@ class Transfer:
 
     async def _touch(self, snapshot: Snapshot) -> None:
         now = self._clock()
-        newer = replace(snapshot, last_used=now, restores=snapshot.restores + 1)
+        known = self.index.get(snapshot.id) or snapshot  # it may have been pinned meanwhile
+        newer = replace(known, last_used=now, restores=known.restores + 1)
         self.index.replace(newer)
         try:
             await self._store.touch(snapshot.id, now, restores_delta=1)
@@ -369,6 +385,7 @@ class Transfer:
         log.warning(
             "restore.ineffective", expected=expected, reused=cache_n, count=self.ineffective
         )
+        self._metrics.restores_retired.set(self.retired)
         if self.retired:
             log.error(
                 "restores.retired",

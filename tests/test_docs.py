@@ -7,17 +7,21 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from proxy.cli import app
+from proxy.commands import common
 from proxy.config import FLAGS, PREFIX, Config, load
 from proxy.core.normalise import RULES
 from proxy.core.records import Mode, Reason
 from proxy.core.why import Cold
 from proxy.dialects import DIALECTS
 from proxy.errors import ConfigError
+from proxy.server.actions import Actions
 from proxy.server.gate import OWN
 from proxy.telemetry.metrics import Metrics
 
@@ -113,9 +117,58 @@ def test_the_command_lines_are_understood(tmp_path: Path, monkeypatch: pytest.Mo
     calls = list(slotkeeper_commands())
     assert calls
     for variables, words in calls:
-        result = CliRunner().invoke(app, [*words, "--check-config"], env=variables)
-        assert result.exit_code == 0, (words, result.output)
+        parsed(words)
         assert variables == {} or load(None, {}, variables) != Config()
+        if words[0] == "serve":
+            result = CliRunner().invoke(app, [*words, "--check-config"], env=variables)
+            assert result.exit_code == 0, (words, result.output)
+
+
+def parsed(words: list[str]) -> None:
+    """Fails unless these words are a command with options it has; nothing is run."""
+    command: Any = get_command(app)
+    context = command.make_context("slotkeeper", list(words))
+    while context._protected_args:
+        name, command, rest = command.resolve_command(
+            context, context._protected_args + context.args
+        )
+        context = command.make_context(name, rest, parent=context)
+
+
+def every_command(group: Any, before: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Each command's full name and its options."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from every_command(command, f"{before}{name} ")
+        else:
+            yield before + name, [option for one in command.params for option in one.opts]
+
+
+def test_every_command_and_option_is_listed() -> None:
+    """README's table of commands is what the command line has, each with its own options; those
+    that many share stand in the table below it.
+    """
+    section = README.partition("\n## Commands\n")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `([a-z][a-z -]*)` \| .* \| (.*) ?\|$", section, re.MULTILINE))
+    shared = re.findall(r"^\| (`-.*?) \| .* \| .* \|$", section, re.MULTILINE)
+    for_many = {option for row in shared for option in re.findall(r"`(-[\w-]+)`", row)}
+    commands = dict(every_command(get_command(app)))
+    assert set(rows) == set(commands)
+    used: set[str] = set()
+    for name, found in commands.items():
+        options = {option for option in found if option.startswith("-")}
+        used |= options
+        assert set(re.findall(r"`(-[\w-]+)`", rows[name])) == options - for_many, name
+    assert for_many - used == {"--help"}
+
+
+def test_every_exit_status_is_listed() -> None:
+    """README's table has the four, and the help names them too."""
+    codes = [0, common.PROBLEM, common.USAGE, common.UNREACHABLE]
+    assert [int(code) for code in re.findall(r"^\| (\d) \| ", README, re.MULTILINE)] == codes
+    help_text = CliRunner().invoke(app, ["--help"]).output
+    for code in codes:
+        assert re.search(rf"\b{code} [a-z]", help_text), code
 
 
 def test_every_flag_is_named() -> None:
@@ -158,6 +211,14 @@ def test_the_proxys_own_pages_are_listed() -> None:
     source = (ROOT / "proxy" / "server" / "admin.py").read_text(encoding="utf-8")
     pages = {f"{OWN}{path}" for path in re.findall(r"\{OWN\}(/[\w/]+)\"", source)}
     assert set(re.findall(rf"^\| `({OWN}[\w/]+)", README, re.MULTILINE)) == pages
+
+
+def test_the_proxys_own_actions_are_listed() -> None:
+    """README's table of actions is the table the server has."""
+    nobody: Any = None
+    made = {f"{method} {path}" for method, path in Actions(nobody).table()}
+    listed = re.findall(rf"^\| `((?:POST|DELETE) {OWN}/[\w/]+)`", README, re.MULTILINE)
+    assert {line.replace("/ID", "/{id}") for line in listed} == made
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from proxy.core.records import Mode
+from proxy.core.routing import Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Facts:
     ``instance`` identifies this very process (llama-server: its random media marker), ``""`` when
     it cannot be told. ``identity`` holds what goes into the fingerprint, already free of anything
     that differs between two starts of the same server. ``template``: the chat template's text,
-    ``""`` when not told.
+    ``""`` when not told. ``routing``: set where slots are processes that save nothing.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Facts:
     model_path: str
     identity: Mapping[str, Any]
     template: str = ""
+    routing: Routing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,26 @@ class Verdict:
     advice: str = ""
     fingerprint: str = ""
     layout: Mapping[str, Any] | None = None
+
+
+class Single:
+    """The half of a ``Backend`` that only one of several processes has more to say of."""
+
+    lacking: frozenset[str] = frozenset()
+
+    @property
+    def absent(self) -> frozenset[int]:
+        """See ``Backend``."""
+        return frozenset()
+
+    async def lacks(self) -> frozenset[str]:
+        """See ``Backend``."""
+        return self.lacking
+
+    def primes(self, slot: int, body: bytes) -> bool:
+        """See ``Backend``."""
+        del slot, body
+        return False
 
 
 class Upstream(Protocol):
@@ -105,8 +127,24 @@ class Backend(Protocol):
         from the body; to a backend of several processes it says which one is meant.
         """
 
+    @property
+    def absent(self) -> frozenset[int]:
+        """Slots whose process did not answer when it was last asked; known without asking."""
+
+    def primes(self, slot: int, body: bytes) -> bool:
+        """Whether a chat's next turn would be hot after this one was computed once more.
+
+        ``body`` as it went out. False where the generated answer would have to be the same.
+        """
+
     async def facts(self) -> Facts:
         """Ask who it is. Cheap enough for once a second."""
+
+    async def lacks(self) -> frozenset[str]:
+        """Paths that it has not, or not in working order, though the proxy can do without.
+
+        Cheap enough for each request. Raises as long as it cannot be told who it is.
+        """
 
     async def instance(self) -> str:
         """Only the identity of the process (one ``GET /props``)."""

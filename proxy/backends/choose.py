@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from http import HTTPStatus
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
 
 import orjson
 import structlog
 
 from proxy.backends.base import Backend, Facts, SlotView, StateIO, Upstream
 from proxy.backends.fastflowlm import FastFlowLM
+from proxy.backends.flm_lane import Lane
 from proxy.backends.llama_server import LlamaServer
 from proxy.backends.openai_compatible import OpenAICompatible
+from proxy.backends.pool import Pool
 from proxy.backends.transport import Headers, Transport
-from proxy.errors import BackendTimeoutError
+from proxy.errors import (
+    BackendBrokenError,
+    BackendTimeoutError,
+    BackendUnreachableError,
+    SlotkeeperError,
+)
 
 log = structlog.get_logger("slotkeeper.backend")
 
@@ -24,7 +32,7 @@ ANSWER_SECONDS = 60.0
 LLAMA, FLM, OTHER = "llama_server", "fastflowlm", "openai_compatible"
 # It may be a llama-server that loads its model, or wants a key: asked again at the next contact.
 NOT_NOW = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
-# Why nothing is pinned or saved there, by ``Facts.kind``.
+# Why nothing is saved there, by ``Facts.kind``.
 UNDRIVEN: Mapping[str, str] = {
     "fastflowlm": "FastFlowLM keeps one conversation itself; it can neither be saved nor restored",
     "openai-compatible": "this server has no slots that could be pinned, saved or restored",
@@ -32,20 +40,45 @@ UNDRIVEN: Mapping[str, str] = {
 
 
 def build(
-    kind: str, url: str, *, key: str | None, connect_timeout: float, silence_timeout: float
+    kind: str,
+    *urls: str,
+    key: str | None,
+    connect_timeout: float,
+    silence_timeout: float,
+    shared_npu: bool = True,
+    tokenizer: Path | None = None,
 ) -> Backend:
-    """The driver of that ``kind``; of ``"auto"`` one that finds out. Timeouts in seconds."""
-    times = {"connect_timeout": connect_timeout, "silence_timeout": silence_timeout}
-    drivers: dict[str, Callable[[], Backend]] = {
-        LLAMA: lambda: LlamaServer(url, key=key, **times),
-        FLM: lambda: FastFlowLM(url, **times),
-        OTHER: lambda: OpenAICompatible(url, key=key, **times),
+    """The driver of that ``kind``; of ``"auto"`` one that finds out. Timeouts in seconds.
+
+    ``shared_npu``: several FastFlowLM at ``urls`` have one NPU between them. ``tokenizer``: the
+    model's tokenizer.json, where the server cannot count.
+    """
+    times = _Times(connect_timeout=connect_timeout, silence_timeout=silence_timeout)
+    lane = Lane() if shared_npu else None
+    several = len(urls) > 1
+    one: dict[str, Callable[[str], Backend]] = {
+        FLM: lambda url: FastFlowLM(url, lane=lane, tokenizer=tokenizer, **times),
+        OTHER: lambda url: OpenAICompatible(url, key=key, **times),
     }
-    if kind in drivers:
-        return drivers[kind]()
+    if not several:
+        one[LLAMA] = lambda url: LlamaServer(url, key=key, **times)
+
+    def made(name: str) -> Backend:
+        drivers = [one[name](url) for url in urls]
+        return Pool(drivers, serial=shared_npu) if several else drivers[0]
+
+    if kind in one:
+        return made(kind)
     headers = [("Authorization", f"Bearer {key}")] if key else []
-    asking = Transport(url, connect_timeout=connect_timeout, silence_timeout=silence_timeout)
-    return Chosen({name: made() for name, made in drivers.items()}, asking, headers)
+    asking = [Transport(url, **times) for url in urls]
+    return Chosen({name: made(name) for name in one}, asking, headers)
+
+
+class _Times(TypedDict):
+    """What every driver is given, in seconds."""
+
+    connect_timeout: float
+    silence_timeout: float
 
 
 async def recognise(transport: Transport, headers: Headers) -> str:
@@ -81,23 +114,45 @@ class Chosen:
     """A ``Backend`` (see base.py) that finds out at first contact which driver it needs."""
 
     def __init__(
-        self, drivers: Mapping[str, Backend], transport: Transport, headers: Headers
+        self, drivers: Mapping[str, Backend], transports: Sequence[Transport], headers: Headers
     ) -> None:
-        """``transport`` and ``headers`` (a key) are for asking."""
+        """``transports`` and ``headers`` (a key) are for asking; the first that answers counts."""
         self._drivers = drivers
-        self._transport = transport
+        self._transports = transports
         self._headers = headers
         self._driver: Backend | None = None
 
     async def driver(self) -> Backend:
         """The driver; llama-server's, for now, while it cannot be told."""
         if self._driver is None:
-            kind = await recognise(self._transport, self._headers)
+            kind = await self._kind()
+            driver = self._drivers.get(kind or LLAMA)
+            if driver is None:
+                msg = "several servers are named in backend.url, and this one is a llama-server"
+                raise BackendBrokenError(msg, hint="name one llama-server, and no other")
             if not kind:
-                return self._drivers[LLAMA]
+                return driver
             log.info("backend.recognised", kind=kind)
-            self._driver = self._drivers[kind]
+            self._driver = driver
         return self._driver
+
+    async def _kind(self) -> str:
+        unreachable: SlotkeeperError = BackendUnreachableError("no address is named")
+        for transport in self._transports:
+            try:
+                return await recognise(transport, self._headers)
+            except (BackendUnreachableError, BackendTimeoutError) as error:
+                unreachable = error
+        raise unreachable
+
+    @property
+    def absent(self) -> frozenset[int]:
+        """See ``Backend``."""
+        return self._driver.absent if self._driver else frozenset()
+
+    def primes(self, slot: int, body: bytes) -> bool:
+        """See ``Backend``."""
+        return self._driver is not None and self._driver.primes(slot, body)
 
     def send(
         self,
@@ -129,6 +184,10 @@ class Chosen:
     async def facts(self) -> Facts:
         """See ``Backend``."""
         return await (await self.driver()).facts()
+
+    async def lacks(self) -> frozenset[str]:
+        """See ``Backend``."""
+        return await (await self.driver()).lacks()
 
     async def instance(self) -> str:
         """See ``Backend``."""
@@ -162,4 +221,5 @@ class Chosen:
         """Close all connections."""
         for driver in self._drivers.values():
             await driver.close()
-        await self._transport.close()
+        for transport in self._transports:
+            await transport.close()

@@ -8,83 +8,82 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import orjson
 import structlog
 
 from proxy.backends import flm_answer, flm_request
 from proxy.backends.base import Facts, Upstream
+from proxy.backends.flm_advice import Advice, Hint
 from proxy.backends.flm_answer import Repair
-from proxy.backends.flm_lane import Job, Lane, Orphan
-from proxy.backends.transport import Answer, Headers, Transport
+from proxy.backends.flm_lane import Job, Lane, Orphan, Orphans, Running
+from proxy.backends.flm_memory import Cache, Memory, cache_of
+from proxy.backends.flm_models import Memory as Kind
+from proxy.backends.flm_models import memory, primes
+from proxy.backends.flm_pace import Pace
+from proxy.backends.flm_window import Window
+from proxy.backends.flm_wire import ask, broken, next_of, only_kind, parsed, streams, without_kind
+from proxy.backends.flm_work import CHAT, FORGETTING, JSON, Release, Work, flush, prepare
+from proxy.backends.transport import OWNER, Headers, Transport
 from proxy.backends.undriven import Undriven
-from proxy.errors import (
-    BackendBrokenError,
-    BackendRefusedError,
-    BackendTimeoutError,
-    BackendUnreachableError,
-    SlotkeeperError,
-)
+from proxy.core.routing import Routing
+from proxy.errors import BackendBrokenError, BackendUnreachableError, SlotkeeperError
 
 log = structlog.get_logger("slotkeeper.fastflowlm")
 
-CHAT = "/v1/chat/completions"
 SAME_AS_CHAT = {CHAT, "/chat/completions"}
 READING = {"GET", "HEAD", "OPTIONS"}
 NOT_COMPUTING = {"/api/cancel", "/api/pull", "/api/show"}
-JSON: Headers = [("Content-Type", "application/json")]
+# Engines of their own: they leave the conversation alone (2).
+BESIDE = frozenset({"/v1/embeddings", "/api/embeddings", "/v1/audio/transcriptions"})
 MODERN = (1, 0, 7)  # era E: usage on request, tool policy
-OK = 200
-ERRORS = 400
+OK, ERRORS, BUSY = 200, 400, 503
 SETTLE_SECONDS = 0.5  # after an error or a cancel
 STUCK_SECONDS = 120.0  # an exception in mid-stream leaves the stream open for ever (1.5)
 CANCEL_SECONDS = 1.0  # a cancel can come too early to be heard (1.3)
-ANSWER_SECONDS = 60.0  # for a question to the server
 CLAIM_SECONDS = 10.0  # how long an answer waits for the client that left during its prefill
 CLOSE_SECONDS = 10.0  # what still runs at the end is cancelled, and read that long
-FLUSH: dict[str, Any] = {
-    "messages": [{"role": "user", "content": "."}],
-    "max_tokens": 1,
-    "stream": True,
-}
-
-
-@dataclass(slots=True)
-class Work:
-    """A request on its way. ``messages`` None: no chat. ``whole``: the client wants one body."""
-
-    path: str
-    headers: Headers
-    body: bytes
-    name: str  # by which it can be cancelled
-    messages: list[Any] | None = None
-    whole: bool = False
-    repair: Repair | None = None
+IGNORED = "X-Slotkeeper-Ignored"  # fields of the request that this server does not read
 
 
 class FastFlowLM(Undriven):
     """A ``Backend`` (see base.py): one slot, nothing saved, every request in the same lane."""
 
     name = "FastFlowLM"
+    lacking = flm_request.LACKING
 
-    def __init__(self, url: str, *, connect_timeout: float, silence_timeout: float) -> None:
-        """It asks for no key, and none is sent: its header limit is small."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        connect_timeout: float,
+        silence_timeout: float,
+        lane: Lane | None = None,
+        tokenizer: Path | None = None,
+        model: str = "",
+    ) -> None:
+        """It asks for no key, and none is sent: its header limit is small.
+
+        ``lane``: of all processes on one NPU. ``tokenizer``: the model's tokenizer.json, for
+        prompts that may be too long. ``model``: the tag it was started with; else an answer tells.
+        """
         self._transport = Transport(
             url, connect_timeout=connect_timeout, silence_timeout=silence_timeout
         )
-        self._lane = Lane()
+        self._lane = lane or Lane()
+        self._lane.on_wanted.append(self._make_way)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._jobs: dict[str, Job] = {}  # that run, by the name that cancels them
-        self._orphans: dict[tuple[str, bytes], Orphan] = {}  # by path and body
+        self._running: dict[str, Running] = {}  # by the name that cancels it
+        self._orphans = Orphans()
+        self._memory = Memory()
+        self._window = Window(tokenizer)
+        self._pace = Pace()
+        self._advice = Advice()
         self._catalogue: frozenset[str] = frozenset()
         self._version: tuple[int, ...] = ()
-        self._loaded = ""
-        self._n_ctx = 0
-        self._cancelled: list[Any] | None = None  # messages of a chat that did not end by itself
+        self._pinned = self._loaded = model
 
     def send(
         self,
@@ -104,45 +103,66 @@ class FastFlowLM(Undriven):
         """
         path = target.partition("?")[0]
         if method in READING or path in NOT_COMPUTING:
-            return self._transport.send(method, path, _kind(headers), body)
+            return self._transport.send(method, path, only_kind(headers), body)
         return self._computing(CHAT if path in SAME_AS_CHAT else path, headers, body)
 
     async def facts(self) -> Facts:
         """Release and catalogue; the model and its context only once an answer has told them."""
-        version = await self._ask("/api/version")
-        listed = await self._ask("/v1/models")
+        try:
+            version = await ask(self._transport, "/api/version")
+            listed = await ask(self._transport, "/v1/models")
+        except SlotkeeperError as error:
+            self._advice.failed(error)
+            raise
         try:
             self._catalogue = frozenset(str(model["id"]) for model in listed["data"])
             self._version = tuple(map(int, re.findall(r"\d+", version["version"])[:3]))
         except (LookupError, TypeError) as error:
-            raise _broken("/api/version, /v1/models") from error
-        self._loaded = ""
+            raise broken("/api/version, /v1/models") from error
+        self._loaded = self._pinned
+        self._memory.cache = cache_of(self._version)
+        self._advice.release(self._memory.cache)
         return Facts(
             kind="fastflowlm",
             instance="",
             total_slots=1,
-            n_ctx=self._n_ctx,
+            n_ctx=self._window.capacity,
             model=self._loaded,
             model_path="",
             identity={"version": version["version"]},
+            routing=Routing(beside=BESIDE),
         )
 
     async def instance(self) -> str:
         """``""``: nothing tells one process from the next. Raises when it is not there."""
-        await self._ask("/api/npu/status")
+        await ask(self._transport, "/api/npu/status")
         return ""
+
+    def primes(self, slot: int, body: bytes) -> bool:
+        """See ``Backend``: for models that go on from the prompt, whatever they answered (5.18)."""
+        del slot
+        try:
+            work = self._work(CHAT, [], body)
+        except SlotkeeperError:
+            return False
+        cached = self._memory.cache is Cache.WHOLE
+        return cached and primes(work.model, think=work.think)
 
     async def close(self) -> None:
         """Cancel what runs, let it end, close all connections."""
-        for orphan in self._orphans.values():
-            orphan.waiting.cancel()
+        self._orphans.forget()
         if self._tasks:
-            for name, job in self._jobs.items():
-                self._spawn(self._cancel(name, job))
+            for name, running in self._running.items():
+                self._spawn(self._cancel(name, running.job))
             _, late = await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
+        if self._memory.cancelled is not None:
+            # the next proxy does not know what this server must not be asked (5.9)
+            with suppress(SlotkeeperError, TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._flush()
         await self._transport.close()
 
     @asynccontextmanager
@@ -152,7 +172,10 @@ class FastFlowLM(Undriven):
         raw = body if isinstance(body, bytes) else b""
         if body is not None and not isinstance(body, bytes):
             raw = b"".join([piece async for piece in body])
-        name, job = self._claimed(path, raw) or await self._started(path, headers, raw)
+        if not self._version:
+            await self.facts()
+        work = self._work(path, headers, raw)
+        name, job = self._claimed(work) or await self._started(path, headers, raw)
         began = False
         try:
             await job.begun()
@@ -162,71 +185,48 @@ class FastFlowLM(Undriven):
             if job.ended.is_set():
                 pass  # nothing runs for it
             elif began or self._lane.wanted:
-                self._spawn(self._cancel(name, job))
+                self._leave(name)
             else:
-                waiting = self._spawn(self._unclaimed(path, raw))
-                self._orphans[path, raw] = Orphan(name, job, waiting)
+                waiting = self._spawn(self._unclaimed(work.key, name, job))
+                self._orphans.keep(work.key, Orphan(name, job, waiting))
 
-    def _claimed(self, path: str, raw: bytes) -> tuple[str, Job] | None:
-        """The answer of this very request, if it was left; others that still run must go."""
-        mine = self._orphans.pop((path, raw), None)
-        for key, orphan in [*self._orphans.items()]:
-            if not orphan.job.ended.is_set():
-                orphan.waiting.cancel()
-                del self._orphans[key]
-                self._spawn(self._cancel(orphan.name, orphan.job))
-        if mine is None:
-            return None
-        mine.waiting.cancel()
-        return (mine.name, mine.job) if mine.job.status or not mine.job.ended.is_set() else None
+    def _claimed(self, work: Work) -> tuple[str, Job] | None:
+        """The answer of this very request, if it was left."""
+        mine = self._orphans.claim(work.key)
+        for running in self._running.values():
+            before = running.work.prompt
+            if work.prompt is None or before is None or not work.prompt.extends(before):
+                running.hurry.set()  # what it holds will be gone all the same
+        return (mine.name, mine.job) if mine else None
 
-    async def _unclaimed(self, path: str, raw: bytes) -> None:
+    def _make_way(self) -> None:
+        """A request wants the NPU, perhaps of another process: what was left here is cancelled."""
+        for orphan in self._orphans.running():
+            self._spawn(self._cancel(orphan.name, orphan.job))
+
+    async def _unclaimed(self, key: bytes, name: str, job: Job) -> None:
         """An orphan's last respite: its prefill, and some seconds of its answer."""
-        orphan = self._orphans[path, raw]
-        await orphan.job.begins()
+        await job.begins()
         await asyncio.sleep(CLAIM_SECONDS)
-        del self._orphans[path, raw]
-        await self._cancel(orphan.name, orphan.job)
-
-    async def _started(self, path: str, headers: Headers, raw: bytes) -> tuple[str, Job]:
-        if not self._version:
-            await self.facts()
-        work = self._work(path, headers, raw)
-        await self._lane.enter()
-        job = self._jobs[work.name] = Job()
-        self._spawn(self._run(work, job))
-        return work.name, job
+        self._orphans.drop(key)
+        await self._cancel(name, job)
 
     def _work(self, path: str, headers: Headers, raw: bytes) -> Work:
-        """Raises ``BadRequestError`` for a chat that it could not read."""
-        answer_id = uuid4().hex[:24]
-        name = f"slotkeeper-{answer_id}"
+        """As far as is known by now what is loaded."""
+        owner = "\n".join(value for name, value in headers if name.lower() == OWNER)
+        release = Release(self._catalogue, self._loaded, modern=self._version >= MODERN)
+        return prepare(path, only_kind(headers), raw, owner, release, self._memory)
+
+    async def _started(self, path: str, headers: Headers, raw: bytes) -> tuple[str, Job]:
+        await self._lane.enter()
         try:
-            body = orjson.loads(raw)
-        except orjson.JSONDecodeError:
-            body = None
-        if not isinstance(body, dict):
-            return Work(path, _kind(headers), raw, name)
-        if path != CHAT:
-            sent = flm_request.other(body, catalogue=self._catalogue)
-            return Work(path, JSON, orjson.dumps({**sent, "request_id": name}), name)
-        modern = self._version >= MODERN
-        sent = flm_request.chat(body, catalogue=self._catalogue, loaded=self._loaded, modern=modern)
-        stream, options, model = body.get("stream"), body.get("stream_options"), body.get("model")
-        counted = isinstance(options, dict) and options.get("include_usage") is True
-        return Work(
-            path,
-            JSON,
-            orjson.dumps({**sent, "request_id": name}),
-            name,
-            messages=sent["messages"],
-            whole=stream is not True,
-            repair=Repair(
-                model=model if isinstance(model, str) else "",
-                answer_id=answer_id,
-                usage_chunk=counted and stream is True,
-            ),
-        )
+            work = self._work(path, headers, raw)
+        except BaseException:
+            self._lane.leave(0.0)
+            raise
+        running = self._running[work.name] = Running(work, Job())
+        self._spawn(self._run(running))
+        return work.name, running.job
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name="fastflowlm")
@@ -234,160 +234,161 @@ class FastFlowLM(Undriven):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _run(self, work: Work, job: Job) -> None:
+    async def _run(self, running: Running) -> None:
         """Whatever becomes of it: the lane is free again when nothing runs for it any more."""
         settle = SETTLE_SECONDS
+        work, job = running.work, running.job
         try:
-            if work.messages is not None and work.messages == self._cancelled:
-                await self._flush()
-            self._cancelled = work.messages  # until it is known to have ended well
-            if await self._attempts(work, job):
+            if not await self._fits(work, job):
                 settle = 0.0
-                self._cancelled = None if work.messages is not None else self._cancelled
+            elif await self._attempts(running):
+                settle = 0.0
+                if work.repair is not None:
+                    await self._remember(work, work.repair)
         except SlotkeeperError as error:
+            self._advice.failed(error)
             job.end(error)
         except Exception as error:  # a bug must not keep the lane
             log.exception("fastflowlm.fault", error=type(error).__name__)
             job.end(BackendBrokenError("the answer could not be read"))
         finally:
             job.end(BackendUnreachableError("the proxy is closing"))
-            del self._jobs[work.name]
+            running.hurry.set()
+            del self._running[work.name]
             self._lane.leave(settle)
 
-    async def _attempts(self, work: Work, job: Job) -> bool:
+    async def _fits(self, work: Work, job: Job) -> bool:
+        """Refused here where the attempt would only cost the context (5.7)."""
+        known = work.prompt is not None and work.model == self._window.model
+        if work.prompt is None or not known:
+            return True
+        least = await self._window.least(work.prompt, self._memory)
+        capacity = self._window.capacity
+        if least < capacity or not capacity:
+            return True
+        _whole(job, ERRORS, JSON, flm_answer.too_long(least, capacity, source="slotkeeper"))
+        return False
+
+    async def _attempts(self, running: Running) -> bool:
         """True if it ended well. Too long is tried again: the context may only have been lost.
 
         A restore without a checkpoint says the same as a prompt that does not fit (#744), and
         leaves the context empty. A prompt that is too long is refused again before any work.
         """
-        refused = await self._attempt(work, job)
-        if refused is not None and flm_answer.TOO_LONG.encode() in refused[2]:
+        work = running.work
+        await self._prepared(work)
+        refused = await self._attempt(running)
+        if refused is not None and flm_answer.OVERFLOW in refused[2]:
             await asyncio.sleep(SETTLE_SECONDS)
-            refused = await self._attempt(work, job)
+            refused = await self._attempt(running)
         if refused is None:
             return not (work.repair and work.repair.cancelled)
-        status, headers, body = refused
-        job.begin(status, headers)
-        job.put(body)
-        job.end()
-        return status < ERRORS
+        if refused[0] == BUSY:
+            self._advice.once(Hint.SHARED)
+        _whole(running.job, *refused)
+        return refused[0] < ERRORS
 
-    async def _attempt(self, work: Work, job: Job) -> tuple[int, Headers, bytes] | None:
-        """Send it. None if the answer was a stream, which is in ``job`` then."""
+    async def _prepared(self, work: Work) -> None:
+        """What it holds must not be taken for something else."""
+        if work.prompt is None:
+            if work.path in FORGETTING:
+                self._memory.lost()
+            return
+        if work.blind:
+            self._advice.once(Hint.BLIND, work.model)
+        if work.unread:
+            self._advice.once(Hint.UNREAD, ", ".join(work.unread))
+        if self._memory.flush_before(work.prompt):
+            await self._flush()
+        self._memory.begins(work.prompt)
+
+    async def _attempt(self, running: Running) -> tuple[int, Headers, bytes] | None:
+        """Send it. None if the answer was a stream, which is in its job then."""
+        work, job = running.work, running.job
         async with self._transport.send("POST", work.path, work.headers, work.body) as upstream:
-            head = _without_kind(upstream.headers)
-            if not _streams(upstream):
-                status, body = flm_answer.judged(upstream.status, await upstream.read())
-                if work.messages is not None and status < ERRORS:
-                    raise _broken(work.path)
+            head = without_kind(upstream.headers)
+            if not streams(upstream):
+                status, body = flm_answer.judged(
+                    upstream.status, await upstream.read(), self._window.capacity
+                )
+                if work.prompt is not None and status < ERRORS:
+                    raise broken(work.path)
                 return status, [*head, *JSON], body
+            told = [(IGNORED, ", ".join(work.unread))] if work.unread else []
             if not work.whole:
-                job.begin(upstream.status, upstream.headers)
+                job.begin(upstream.status, [*upstream.headers, *told])
             gathered = bytearray()
-            while chunk := await _next(upstream):
-                data = _repaired(work.repair, chunk)
+            while chunk := await next_of(upstream, STUCK_SECONDS):
+                data = parsed(work.repair.feed, chunk) if work.repair else chunk
                 if work.whole:
                     gathered += data
                 else:
                     job.put(data)
-        if work.repair is not None:
-            if not work.repair.done:
-                raise _broken(work.path)
-            self._learn(work.repair)
+                if work.repair is not None and work.repair.stopped:
+                    self._leave(work.name)
+        if work.repair is not None and not work.repair.done:
+            raise broken(work.path)
         if work.whole:
-            answer = _assembled(bytes(gathered))
-            job.begin(OK, [*head, *JSON])
-            job.put(answer)
+            _whole(job, OK, [*head, *JSON, *told], parsed(flm_answer.assembled, bytes(gathered)))
         job.end()
         return None
 
-    def _learn(self, repair: Repair) -> None:
+    async def _remember(self, work: Work, repair: Repair) -> None:
+        """What an answer that ended by itself tells of the server."""
         if repair.told in self._catalogue:
             self._loaded = repair.told
-        self._n_ctx = repair.capacity or self._n_ctx
+        self._window.learn(self._loaded, repair.capacity)
+        prompt, timings = work.prompt, repair.timings
+        if prompt is None or timings is None:
+            return
+        self._pace.observe(timings, len(work.body))
+        total = timings["cache_n"] + timings["prompt_n"]
+        kind = memory(self._loaded, think=work.think)
+        if self._memory.expected and not timings["cache_n"] and kind is Kind.PROMPT:
+            self._advice.once(Hint.MISSED, self._loaded)
+        self._memory.ended(prompt, repair.message, total)
+        await self._window.told(prompt, total)
 
     async def _flush(self) -> None:
-        """Another conversation, of one word: the identical one would crash it (3.3)."""
-        body = orjson.dumps(FLUSH)
-        async with self._transport.send("POST", CHAT, JSON, body) as upstream:
-            while await _next(upstream):
+        """Another conversation, of a word: the server forgets what it held (3.3)."""
+        async with self._transport.send("POST", CHAT, JSON, flush(self._memory.cache)) as upstream:
+            while await next_of(upstream, STUCK_SECONDS):
                 pass
+        self._memory.lost()
+
+    def _leave(self, name: str) -> None:
+        """Nobody wants the rest of this answer: once for each."""
+        running = self._running.get(name)
+        if running is not None and not running.left:
+            running.left = True
+            self._spawn(self._left(running))
+
+    async def _left(self, running: Running) -> None:
+        """Cancelled now, or when its end turns out to cost more than it saves (5.20)."""
+        work = running.work
+        kind = memory(work.model or self._loaded, think=work.think)
+        tools = work.prompt is not None and bool(work.prompt.tools)
+        seconds = self._pace.patience(kind, tools=tools, size=len(work.body), limit=work.limit)
+        if self._lane.wanted:
+            seconds = 0.0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await running.hurry.wait()
+        await self._cancel(work.name, running.job)
 
     async def _cancel(self, name: str, job: Job) -> None:
         """Tell the server, until it has ended. Its stream is read on meanwhile."""
         while not job.ended.is_set():
             try:
-                await self._ask("/api/cancel", {"request_id": name})
+                await ask(self._transport, "/api/cancel", {"request_id": name})
             except SlotkeeperError as error:
                 log.info("fastflowlm.not-cancelled", why=error.message)
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(CANCEL_SECONDS):
                     await job.ended.wait()
-            except TimeoutError:
-                continue
-
-    async def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """A question that needs no turn."""
-        data = None if body is None else orjson.dumps(body)
-        method = "GET" if body is None else "POST"
-        try:
-            async with (
-                asyncio.timeout(ANSWER_SECONDS),
-                self._transport.send(method, path, JSON if data else [], data) as upstream,
-            ):
-                raw = await upstream.read()
-        except TimeoutError as error:
-            raise BackendTimeoutError(f"{path} was not answered in time") from error
-        if upstream.status != OK:
-            raise BackendRefusedError(
-                f"{path} was answered with {upstream.status}", answer=upstream.status
-            )
-        try:
-            return orjson.loads(raw)
-        except orjson.JSONDecodeError as error:
-            raise _broken(path) from error
 
 
-async def _next(upstream: Answer) -> bytes:
-    try:
-        async with asyncio.timeout(STUCK_SECONDS):
-            return await upstream.read_some()
-    except TimeoutError as error:
-        msg = f"the answer stopped in the middle, {STUCK_SECONDS:.0f} s ago"
-        raise BackendTimeoutError(msg, hint="see the backend's log") from error
-
-
-def _repaired(repair: Repair | None, chunk: bytes) -> bytes:
-    if repair is None:
-        return chunk
-    try:
-        return repair.feed(chunk)
-    except ValueError as error:
-        raise _broken(CHAT) from error
-
-
-def _assembled(events: bytes) -> bytes:
-    try:
-        return flm_answer.assembled(events)
-    except ValueError as error:
-        raise _broken(CHAT) from error
-
-
-def _streams(upstream: Answer) -> bool:
-    kinds = [value for name, value in upstream.headers if name.lower() == "content-type"]
-    return any(kind.startswith("text/event-stream") for kind in kinds)
-
-
-def _kind(headers: Headers) -> Headers:
-    """Only the content type goes on: 8 KiB of headers are too many, and cookies no business."""
-    return [pair for pair in headers if pair[0].lower() == "content-type"]
-
-
-def _without_kind(headers: Headers) -> Headers:
-    return [pair for pair in headers if pair[0].lower() not in {"content-type", "content-length"}]
-
-
-def _broken(where: str) -> BackendBrokenError:
-    return BackendBrokenError(
-        f"the backend's answer has an unknown shape: {where}", hint="is it FastFlowLM?"
-    )
+def _whole(job: Job, status: int, headers: Headers, body: bytes) -> None:
+    job.begin(status, headers)
+    job.put(body)
+    job.end()

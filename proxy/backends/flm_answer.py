@@ -8,14 +8,17 @@ from typing import Any
 
 import orjson
 
+from proxy.backends.flm_stop import Stopper
 from proxy.core.assemble import ChatAnswer
 from proxy.core.sse import Parser, encode
 
 DONE = b"[DONE]"
 TOO_LONG = "Max length reached"
+OVERFLOW = b"context_length_exceeded"
 # What is known of errors that come with HTTP 200, by a part of their text.
+_LONG = "exceed_context_size_error"  # llama-server's word for it
 _MEANT: tuple[tuple[str, int, str], ...] = (
-    (TOO_LONG, HTTPStatus.BAD_REQUEST, "exceed_context_size_error"),  # llama-server's word for it
+    (TOO_LONG, HTTPStatus.BAD_REQUEST, _LONG),
     ("single-turn", HTTPStatus.BAD_REQUEST, "invalid_request_error"),
     ("[json.exception", HTTPStatus.BAD_REQUEST, "invalid_request_error"),
     ("not implemented", HTTPStatus.NOT_IMPLEMENTED, "not_supported_error"),
@@ -26,10 +29,11 @@ _SPENT = ("prompt_tokens", "completion_tokens", "active_kv_tokens")
 _SECONDS = ("prefill_duration_ttft", "decoding_duration")
 
 
-def judged(status: int, body: bytes) -> tuple[int, bytes]:
+def judged(status: int, body: bytes, capacity: int = 0) -> tuple[int, bytes]:
     """A whole answer with the status it deserves; errors in one shape.
 
     Errors come with HTTP 200, as a string or an object; ``null`` stands for "not started for this".
+    ``capacity``: tokens of its context, if known.
     """
     try:
         value = orjson.loads(body)
@@ -48,6 +52,8 @@ def judged(status: int, body: bytes) -> tuple[int, bytes]:
     for part, meant, name in _MEANT:
         if part in message:
             status, kind = meant, name
+    if kind == _LONG:
+        return status, too_long(0, capacity, source="backend")
     return status, _error(status, kind, message)
 
 
@@ -56,30 +62,66 @@ def _error(status: int, kind: str, message: str) -> bytes:
     return orjson.dumps({"error": {**error, "source": "backend"}})
 
 
+def too_long(tokens: int, capacity: int, *, source: str) -> bytes:
+    """The body of a 400: OpenAI's code, llama-server's type and figures, and what to do.
+
+    ``tokens``: what the prompt has at least, 0: not known; ``capacity`` likewise.
+    """
+    figures = {"n_prompt_tokens": max(tokens, capacity), "n_ctx": capacity} if capacity else {}
+    sizes = f": {tokens} tokens or more, {capacity} at most" if tokens and capacity else ""
+    error = {
+        "message": f"The prompt exceeds the maximum context length{sizes}.",
+        "type": _LONG,
+        "param": "messages",
+        "code": "context_length_exceeded",
+        **figures,
+        "source": source,
+        "hint": "shorten the conversation, or start flm serve with a larger --ctx-len",
+    }
+    return orjson.dumps({"error": error})
+
+
 class Repair:
     """Reads the events of one answer, gives standard ones with true figures.
 
     The finish chunk is held back until the usage is there, which era E sends after it.
     """
 
-    def __init__(self, *, model: str, answer_id: str, usage_chunk: bool) -> None:
+    def __init__(
+        self, *, model: str, answer_id: str, usage_chunk: bool, stops: tuple[str, ...] = ()
+    ) -> None:
         """``model``: the name the client asked for, "" for the server's own.
 
         ``answer_id`` makes the ids of tool calls unique. ``usage_chunk``: the client asked for
-        usage, which then has a chunk of its own, as OpenAI sends it.
+        usage, which then has a chunk of its own, as OpenAI sends it. ``stops``: strings where the
+        text ends, though the server goes on.
         """
         self._model = model
         self._answer_id = answer_id
         self._usage_chunk = usage_chunk
+        self._stopper = Stopper(stops)
         self._parser = Parser()
+        self._text: list[str] = []
+        self._made: list[Any] = []
         self._spoke = False
         self._calls = 0
         self._held: dict[str, Any] | None = None
         self._usage: Mapping[str, Any] | None = None
         self.told = ""  # the model by the server's own name
         self.capacity = 0  # tokens the context has, 0: not told
+        self.timings: Mapping[str, Any] | None = None
         self.cancelled = False
         self.done = False
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string came: what follows is not shown."""
+        return self._stopper.hit
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """What was generated, reasoning apart, whatever of it was shown."""
+        return {"role": "assistant", "content": "".join(self._text), "tool_calls": self._made}
 
     def feed(self, chunk: bytes) -> bytes:
         """The events for ``chunk``. Raises ``ValueError`` for what is no event stream of JSON."""
@@ -111,16 +153,35 @@ class Repair:
         choice["delta"] = delta
         if choice.get("finish_reason") is not None:
             self._held = event
-            return b""
+            rest = self._spoken({"content": self._stopper.rest()})
+            return self._rest(event, choice, rest) if rest else b""
         return encode(orjson.dumps(event)) if delta else b""
 
+    def _rest(self, last: dict[str, Any], choice: dict[str, Any], delta: dict[str, Any]) -> bytes:
+        """What was held back for a stop string that did not come."""
+        piece = {**choice, "delta": delta, "finish_reason": None}
+        return encode(orjson.dumps({**last, "choices": [piece]}))
+
     def _delta(self, delta: Mapping[str, Any]) -> dict[str, Any]:
-        """The role once, nothing empty, calls numbered from 0 with ids of their own."""
+        """Nothing empty, nothing behind a stop string, calls numbered from 0, with own ids."""
         new = {k: v for k, v in delta.items() if v not in (None, "") and k != "role"}
-        calls = new.get("tool_calls")
+        text, calls = new.get("content"), new.get("tool_calls")
+        if isinstance(text, str):
+            self._text.append(text)
+            new["content"] = self._stopper.feed(text)
         for call in calls if isinstance(calls, list) else ():
             call["index"], call["id"] = self._calls, f"call_{self._answer_id}_{self._calls}"
             self._calls += 1
+            self._made.append(call)
+        if self.stopped:
+            new = {"content": new.get("content", "")}
+        elif calls:
+            new["content"] = new.get("content", "") + self._stopper.rest()
+        return self._spoken(new)
+
+    def _spoken(self, delta: dict[str, Any]) -> dict[str, Any]:
+        """With the role, the first time anything is shown."""
+        new = {name: value for name, value in delta.items() if value != ""}
         if new and not self._spoke:
             self._spoke = True
             return {"role": "assistant", **new}
@@ -137,11 +198,12 @@ class Repair:
             choice["delta"] = {"role": "assistant", "content": ""}
         reason = choice["finish_reason"]
         self.cancelled = reason == "cancel"
-        if self.cancelled:
+        if self.cancelled or self.stopped:
             choice["finish_reason"] = "stop"
         elif reason == "stop" and 0 < self.capacity <= _whole(counted.get("active_kv_tokens")):
             choice["finish_reason"] = "length"
-        figures = {} if usage is None else {"usage": counted, "timings": _timings(counted)}
+        self.timings = None if usage is None else _timings(counted)
+        figures = {} if usage is None else {"usage": counted, "timings": self.timings}
         if not self._usage_chunk:
             return encode(orjson.dumps({**last, **figures})) + encode(DONE)
         extra = {**last, "choices": [], **figures}

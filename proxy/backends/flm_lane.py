@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
+from proxy.backends.flm_work import Work
 from proxy.backends.transport import Headers
 from proxy.errors import SlotkeeperError
 
@@ -22,6 +24,7 @@ class Lane:
         self._lock = asyncio.Lock()
         self._not_before = 0.0
         self._waiting = 0
+        self.on_wanted: list[Callable[[], None]] = []  # whoever keeps it for nobody makes way
 
     @property
     def wanted(self) -> bool:
@@ -31,6 +34,8 @@ class Lane:
     async def enter(self) -> None:
         """Wait for the turn. Whoever has it must ``leave``, in whichever task."""
         self._waiting += 1
+        for make_way in self.on_wanted:
+            make_way()
         try:
             await self._lock.acquire()
         finally:
@@ -111,9 +116,56 @@ class Job:
 
 
 @dataclass(slots=True)
+class Running:
+    """A request in the lane.
+
+    ``hurry``: it has ended, or nobody has patience with it any more. ``left``: its end is wanted.
+    """
+
+    work: Work
+    job: Job
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    left: bool = False
+
+
+@dataclass(slots=True)
 class Orphan:
     """A job whose client left before anything had come; a task waits for that client's return."""
 
     name: str
     job: Job
     waiting: asyncio.Task[None]
+
+
+class Orphans:
+    """Answers whose clients left before anything had come, by what identifies a request."""
+
+    def __init__(self) -> None:
+        """None."""
+        self._waiting: dict[bytes, Orphan] = {}
+
+    def keep(self, key: bytes, orphan: Orphan) -> None:
+        """Until it is claimed, or its task gives it up."""
+        self._waiting[key] = orphan
+
+    def claim(self, key: bytes) -> Orphan | None:
+        """The answer of this very request, unless it failed. Nobody waits for it any more."""
+        mine = self.drop(key)
+        return mine if mine and (mine.job.status or not mine.job.ended.is_set()) else None
+
+    def drop(self, key: bytes) -> Orphan | None:
+        """It is not waited for any longer."""
+        orphan = self._waiting.pop(key, None)
+        if orphan is not None and orphan.waiting is not asyncio.current_task():
+            orphan.waiting.cancel()
+        return orphan
+
+    def running(self) -> list[Orphan]:
+        """Take out those that still keep the lane: another request wants it."""
+        keys = [key for key, one in self._waiting.items() if not one.job.ended.is_set()]
+        return [orphan for key in keys if (orphan := self.drop(key)) is not None]
+
+    def forget(self) -> None:
+        """Nobody will come back any more."""
+        for key in [*self._waiting]:
+            self.drop(key)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from proxy.backends.base import Facts, SlotView, StateIO, Upstream
+from proxy.backends.base import Facts, Single, SlotView, StateIO, Upstream
 from proxy.backends.transport import Headers, Transport
 from proxy.errors import BackendBrokenError, BackendRefusedError, BackendTimeoutError
 
@@ -30,7 +30,7 @@ ACTION_SECONDS = 300.0  # for a save or restore: gigabytes on a slow disk
 QUOTED = 200  # characters of the backend's own error message
 
 
-class LlamaServer:
+class LlamaServer(Single):
     """A ``Backend`` (see base.py) with everything llama-server can do."""
 
     def __init__(

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Never
 
-from proxy.backends.base import SlotView, StateIO
+from proxy.backends.base import Single, SlotView, StateIO
 from proxy.errors import BackendRefusedError
 
 
-class Undriven:
+class Undriven(Single):
     """The half of a ``Backend`` (see base.py) that only llama-server has."""
 
     name = "this server"  # as errors call it

@@ -19,6 +19,7 @@ _SAVE_LATENCY, _PRIOR_SAVE = 10e-3, 2e-9
 _PRIOR_BYTES = 1e6  # how many observed bytes these are worth: a tiny file tells little of speed
 _PRIOR_SIZE = 100_000.0  # bytes per token
 _PRIOR_SIZE_TOKENS = 1e-6  # nearly nothing: the first state seen tells it
+_PRIOR_TEXT, _PRIOR_TEXT_TOKENS = 4.0, 64.0  # bytes of a request per token, and that guess's worth
 _MIN_TOKENS = 32  # below, the fixed part of a request outweighs its tokens
 _KEEP_LINE = 0.97  # what an observation leaves of the weight of the past
 _KEEP_RATIO = 0.9
@@ -94,6 +95,7 @@ class Costs:
         self._restore = _Ratio(_PRIOR_RESTORE, _PRIOR_BYTES)
         self._save = _Ratio(_PRIOR_SAVE, _PRIOR_BYTES)
         self._size = _Ratio(_PRIOR_SIZE, _PRIOR_SIZE_TOKENS)
+        self._text = _Ratio(_PRIOR_TEXT, _PRIOR_TEXT_TOKENS)
 
     def prefill(self, start: int, end: int) -> float:
         """Seconds to compute tokens ``start`` up to ``end``; 0 when there are none."""
@@ -113,6 +115,11 @@ class Costs:
     def size(self, n_tokens: int) -> int:
         """Bytes a state of ``n_tokens`` will have."""
         return round(self._size.value * n_tokens)
+
+    @property
+    def text(self) -> float:
+        """Bytes of a request per token, where nobody counts tokens beforehand."""
+        return self._text.value
 
     def observe_prefill(self, start: int, end: int, seconds: float) -> None:
         """Learn from a prompt whose tokens ``start`` up to ``end`` were computed."""
@@ -134,6 +141,11 @@ class Costs:
         """Learn from a state's size."""
         if _usable(n_tokens, size):
             self._size.observe(n_tokens, size)
+
+    def observe_text(self, size: int, n_tokens: int) -> None:
+        """Learn from a request of ``size`` bytes that turned out to be ``n_tokens`` long."""
+        if n_tokens >= _MIN_TOKENS and _usable(size):
+            self._text.observe(n_tokens, size)
 
     def to_json(self) -> dict[str, Any]:
         """Return what was learned, as plain JSON values, to survive a restart."""
@@ -157,4 +169,5 @@ class Costs:
             "restore": self._restore,
             "save": self._save,
             "size": self._size,
+            "text": self._text,
         }

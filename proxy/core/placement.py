@@ -11,8 +11,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from proxy.core.hold import hold_left, patience
 from proxy.core.prefix import common, common_tokens, extends
-from proxy.core.records import Reason
+from proxy.core.records import Reason, Reuse
 from proxy.core.retention import worth_saving
 from proxy.core.slots import Content, Slot, SlotState
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from proxy.core.costs import Costs
     from proxy.core.records import Prompt, Snapshot
 
-BYTES_PER_TOKEN = 4.0  # a first guess of text per token, only until somebody counted
+ANSWER_AND_NEXT = 2  # messages by which a prompt must exceed the one before, to extend its state
 LARGE_SECONDS = 2.0  # a prefill longer than this has the engine to itself
 HOT_SECONDS = 0.5  # the most a look-up that was left out may cost
 AGEING = 0.3  # eta: seconds of cost forgiven per second queued (routing.md: 0.1 to 0.5)
@@ -37,6 +38,8 @@ class Need:
 
     ``exact``: its rendered prompt was looked at, or cannot be. ``wanted``: the client's id_slot.
     ``wide``: it cannot name one slot. ``matches``: snapshots and how many tokens each covers.
+    ``beside``: it leaves what a slot holds as it is. ``path``: where the backend takes it, "" for
+    the cached path. ``idle``: nobody waits for it. ``waited``: seconds in the queue.
     """
 
     prompt: Prompt
@@ -45,6 +48,10 @@ class Need:
     wide: bool = False
     cache: bool = True
     matches: tuple[tuple[Snapshot, int], ...] = ()
+    beside: bool = False
+    path: str = ""
+    idle: bool = False
+    waited: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,9 @@ def hit(content: Content | None, prompt: Prompt) -> int:
     """How many tokens of ``prompt`` the content should spare; exact where both are tokenised."""
     if content is None or content.prompt.seed != prompt.seed:
         return 0
+    if content.reuse is Reuse.EXTENSION:
+        longer = len(prompt.chain) - len(content.prompt.chain) >= ANSWER_AND_NEXT
+        return content.n_prompt if longer and extends(prompt, content.prompt) else 0
     if extends(prompt, content.prompt):
         return content.n_tokens
     known = 0
@@ -108,15 +118,18 @@ def hit(content: Content | None, prompt: Prompt) -> int:
     return max(known, int(content.n_prompt * share))
 
 
-def length(prompt: Prompt, contents: Iterable[Content | None]) -> int:
-    """The prompt's length in tokens: counted, else extrapolated from a slot it extends."""
+def length(prompt: Prompt, contents: Iterable[Content | None], text: float) -> int:
+    """The prompt's length in tokens: counted, else extrapolated from a slot it extends.
+
+    ``text``: bytes per token.
+    """
     if prompt.tokens is not None:
         return len(prompt.tokens)
     for content in contents:
         if content is not None and extends(prompt, content.prompt):
             grown = max(0, prompt.size - content.prompt.size)
-            return content.n_prompt + math.ceil(grown / BYTES_PER_TOKEN)
-    return max(1, math.ceil(prompt.size / BYTES_PER_TOKEN))
+            return content.n_prompt + math.ceil(grown / text)
+    return max(1, math.ceil(prompt.size / text))
 
 
 def reuse(age: float) -> float:
@@ -157,16 +170,25 @@ def displaced(
 
 def as_it_is(slot: Slot, need: Need, n_tokens: int, costs: Costs, now: float) -> Option:
     """Use the slot's own content, whatever it covers (nothing: cold)."""
+    if need.beside:
+        return Option(slot=slot.index, reason=Reason.COLD, hit=0, n_tokens=n_tokens)
     covered = min(hit(slot.content, need.prompt), n_tokens) if need.cache else 0
     kept = slot.content.n_tokens if slot.content and covered >= slot.content.n_prompt else covered
+    if slot.content is not None and slot.content.reuse is Reuse.EXTENSION:
+        kept *= slot.content.prompt.side == need.prompt.side  # one that goes on beside it ends it
     save_first, saving, loss = displaced(slot.content, kept, costs, now)
+    prefill = costs.prefill(covered, max(n_tokens, covered))
+    wait = hold_left(slot.content, need.prompt, now)
+    if need.waited > patience(prefill, loss, side=need.prompt.side):
+        wait = 0.0
     return Option(
         slot=slot.index,
         reason=Reason.SLOT_HIT if covered else Reason.COLD,
         hit=covered,
         n_tokens=n_tokens,
         save_first=save_first,
-        prefill=costs.prefill(covered, max(n_tokens, covered)),
+        wait=wait,
+        prefill=prefill,
         transfer=saving,
         loss=loss,
     )
@@ -194,7 +216,7 @@ def options(
     need: Need, slots: Sequence[Slot], costs: Costs, now: float, typical: float
 ) -> list[Option]:
     """Every way to serve ``need``, cheapest first. Ties: the slot that holds least, then index."""
-    n_tokens = length(need.prompt, [slot.content for slot in slots])
+    n_tokens = length(need.prompt, [slot.content for slot in slots], costs.text)
     found: list[Option] = []
     for slot in slots:
         if need.wanted not in (None, slot.index):
@@ -225,7 +247,7 @@ def hot(need: Need, slots: Iterable[Slot], costs: Costs) -> bool:
             and need.wanted in (None, slot.index)
             and extends(need.prompt, content.prompt)
         ):
-            n_tokens = length(need.prompt, [content])
+            n_tokens = length(need.prompt, [content], costs.text)
             if costs.prefill(content.n_tokens, max(n_tokens, content.n_tokens)) <= HOT_SECONDS:
                 return True
     return False

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
+from proxy.core.hold import patience
 from proxy.core.placement import AGEING, LARGE_SECONDS, SIDE_SECONDS, Need, Option, hot, options
-from proxy.core.records import Reason
+from proxy.core.records import Reason, Reuse
 from proxy.core.slots import Content, Slot, SlotState
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 
 SPARED_TOKENS = 32  # less is the template's own opening, which every prompt shares
+# Seconds that outweigh any cost: for who has waited long enough, and who goes after all others.
+FIRST, LAST = 1e9, 1e6
 
 
 class Kind(StrEnum):
@@ -51,6 +54,7 @@ class Engine:
 
     ``total_slots`` 0: not known, permits are not limited. ``wide``: one request has every slot.
     ``large``: a large prefill is running. ``typical``: seconds an answer takes after its prefill.
+    ``reuse``: EXTENSION makes slots scarce (`core.hold`). ``serial``: one slot runs at a time.
     """
 
     slots: Sequence[Slot]
@@ -59,6 +63,13 @@ class Engine:
     wide: bool
     large: bool
     typical: float
+    reuse: Reuse = Reuse.PREFIX
+    serial: bool = False
+
+    @property
+    def scarce(self) -> bool:
+        """What is displaced is lost, and cannot be kept in part."""
+        return self.reuse is Reuse.EXTENSION
 
     @property
     def all_free(self) -> bool:
@@ -86,13 +97,26 @@ def next_up(
     for waiting in queue:
         grant = startable(waiting, engine, costs, now, matches)
         if grant is not None:
-            cost = grant.option.cost - AGEING * (now - waiting.queued)
-            cost += SIDE_SECONDS if waiting.need.prompt.side else 0.0
+            cost = rank(waiting, grant.option, engine, now)
             if best is None or cost < best[0]:
                 best = (cost, waiting, grant)
         if waiting.kind is Kind.WIDE:
             break
     return (best[1], best[2]) if best else None
+
+
+def rank(waiting: Waiting, option: Option, engine: Engine, now: float) -> float:
+    """The least one starts: seconds, less what it has waited."""
+    waited = now - waiting.queued
+    side = waiting.need.prompt.side
+    cost = option.cost - AGEING * waited + (SIDE_SECONDS if side else 0.0)
+    if not engine.scarce:
+        return cost
+    if waiting.need.idle:
+        return cost + 2 * LAST
+    if waited > patience(option.prefill, option.loss, side=side):
+        return cost - FIRST
+    return cost + (LAST if side else 0.0)
 
 
 def startable(
@@ -110,7 +134,10 @@ def startable(
         return None
     if waiting.kind is Kind.WIDE:
         return unpinned(Reason.WIDE) if engine.all_free else None
-    return placed(waiting.need, engine, costs, now, matches)
+    if engine.serial and not engine.all_free:
+        return None
+    need = replace(waiting.need, waited=now - waiting.queued) if engine.scarce else waiting.need
+    return placed(need, engine, costs, now, matches)
 
 
 def placed(
@@ -131,7 +158,9 @@ def placed(
     best = weighed[0]
     if best.prefill > LARGE_SECONDS and engine.large:
         return None  # one large prefill at a time: it slows every other slot
-    if need.wanted is not None and best.snapshot is None:
+    if need.path:
+        best = replace(best, reason=Reason.FORWARD)
+    elif need.wanted is not None and best.snapshot is None and not engine.scarce:
         best = replace(best, reason=Reason.PINNED)
     return Grant(best, tuple(weighed))
 
@@ -144,7 +173,8 @@ def unpinned(reason: Reason) -> Grant:
 def any_start(queue: Iterable[W], engine: Engine) -> tuple[W, Grant] | None:
     """Who starts when weighing failed: the first in line, in any free slot."""
     free = [slot.index for slot in engine.slots if slot.state is SlotState.FREE]
-    if engine.wide or engine.permits or not free:
+    busy = engine.serial and not engine.all_free
+    if engine.wide or engine.permits or busy or not free:
         return None
     for waiting in queue:
         if waiting.kind is Kind.WIDE and len(free) < len(engine.slots):
@@ -181,6 +211,9 @@ class Lease:
     tainted: bool = False  # its KV is no function of the tokens (DESIGN.md rule 8)
     sent: bool = False  # the backend may have begun with it
     ended: bool = False  # the answer ran to its end
+    beside: bool = False  # what the slot holds stays there
+    expects: bool = False  # a tool was called: its result is on the way
+    body: bytes | None = field(default=None, repr=False)  # as sent; it would bring the state back
 
     @property
     def slot(self) -> int | None:

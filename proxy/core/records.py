@@ -15,7 +15,15 @@ class Mode(StrEnum):
     """What may be done to a backend (DESIGN.md, Vocabulary)."""
 
     EXCLUSIVE = "exclusive"
+    ROUTED = "routed"  # placed: which process, and in which order; nothing is saved or restored
     FORWARD = "forward"
+
+
+class Reuse(StrEnum):
+    """What a prompt must have in common with what a slot holds, to be spared any of it."""
+
+    PREFIX = "prefix"  # any beginning (llama-server)
+    EXTENSION = "extension"  # all of it, and go on with its answer (fastflowlm.md 3.1, 3.3)
 
 
 class Reason(StrEnum):
@@ -66,7 +74,8 @@ class Snapshot:
 
     ``n_prompt``: how many of the tokens came from the client's prompt; the rest was generated and
     may never be sent back. ``checksum``: hex sha256 of the whole file. Times are unix seconds.
-    ``conversation``: as in ``Prompt``, the last that ran there before the save.
+    ``conversation``: as in ``Prompt``, the last that ran there before the save. ``pinned``: its
+    owner wants it kept, whatever it is worth.
     """
 
     id: str
@@ -81,6 +90,7 @@ class Snapshot:
     save_seconds: float
     restores: int = 0
     conversation: str = ""
+    pinned: bool = False
 
     @property
     def n_tokens(self) -> int:

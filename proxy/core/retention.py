@@ -43,12 +43,14 @@ def superseded(new: Snapshot, others: Iterable[Snapshot]) -> list[str]:
     """Ids of the snapshots that ``new`` makes needless: its longer prompt holds theirs.
 
     What was generated after the prompt need not be held then: clients send it back in other
-    tokens, or not at all. Another answer to the same prompt is a branch, and branches stay.
+    tokens, or not at all. Another answer to the same prompt is a branch, and branches stay. So
+    does what is pinned.
     """
     return [
         old.id
         for old in others
         if old.id != new.id
+        and not old.pinned
         and (old.fingerprint, old.seed) == (new.fingerprint, new.seed)
         and common_tokens(new.tokens, old.tokens) >= _needed(old, new)
     ]
@@ -69,14 +71,15 @@ def evict(
 ) -> list[str]:
     """Ids to delete, in order, so that the limits hold once ``incoming`` bytes are written.
 
-    What is too old goes first, then the least valuable. Ids in ``keep`` (being restored, pinned)
-    stay even if the limits then do not hold. For a file that can never fit nothing is cleared:
-    ask ``fits`` before writing. ``now`` in unix seconds. The index is not changed.
+    What is too old goes first, then the least valuable. Ids in ``keep`` (being restored), and what
+    is pinned, stay even if the limits then do not hold. For a file that can never fit nothing is
+    cleared: ask ``fits`` before writing. ``now`` in unix seconds. The index is not changed.
     """
     if not fits(limits, incoming):
         incoming = 0
     plan = _Plan(index, limits, costs, now)
-    free = sorted((s for s in index if s.id not in keep), key=lambda s: (s.last_used, s.id))
+    movable = (s for s in index if s.id not in keep and not s.pinned)
+    free = sorted(movable, key=lambda s: (s.last_used, s.id))
     for snapshot in free:
         if now - snapshot.last_used > limits.max_age:
             plan.drop(snapshot)
@@ -87,6 +90,15 @@ def evict(
         while plan.ranks and (plan.n_bytes > room or plan.n_files > files):
             plan.drop_least()
     return plan.order
+
+
+def values(index: PrefixIndex, costs: Costs, now: float) -> dict[str, float]:
+    """What each snapshot is worth by id: seconds it saves per byte and per second since its use.
+
+    By this number, least first, the policy ``value`` evicts.
+    """
+    plan = _Plan(index, Limits(0, 0, 0.0), costs, now)
+    return {snapshot.id: plan.score(snapshot) for snapshot in index}
 
 
 class _Plan:
@@ -114,7 +126,7 @@ class _Plan:
     def rank(self, snapshots: Iterable[Snapshot]) -> None:
         """Note the value of each: least first, then the longest unused."""
         for snapshot in snapshots:
-            value = self._score(snapshot) if self._by_value else 0.0
+            value = self.score(snapshot) if self._by_value else 0.0
             self._candidates[snapshot.id] = snapshot
             self.ranks[snapshot.id] = (value, snapshot.last_used, snapshot.id)
 
@@ -127,7 +139,7 @@ class _Plan:
         if self._by_value:
             self.rank([s for s in self._candidates.values() if self._relied(s, victim)])
 
-    def _score(self, snapshot: Snapshot) -> float:
+    def score(self, snapshot: Snapshot) -> float:
         covered = self._index.covered(snapshot, self.gone)
         self._covered[snapshot.id] = covered
         saved = self._costs.prefill(covered, snapshot.n_tokens)

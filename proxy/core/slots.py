@@ -7,9 +7,11 @@ never be separated. 3: a belief is replaced only by something observed (`observe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from proxy.core.records import Reuse
 
 if TYPE_CHECKING:
     from array import array
@@ -38,6 +40,10 @@ class Content:
     storing (DESIGN.md rule 8, 9) or the owner had the conversation forgotten; ``tainted``: for the
     first reason, which its reuse inherits.
     ``used`` is the caller's clock in seconds.
+
+    ``reuse``: how much of it a prompt must extend. ``held``: until then the slot is kept for its
+    conversation (`core.hold`). ``sent``: the request that went out, which would bring it back if it
+    were displaced; None where that is of no use.
     """
 
     prompt: Prompt
@@ -48,6 +54,9 @@ class Content:
     n_saved: int = 0
     storable: bool = True
     tainted: bool = False
+    reuse: Reuse = Reuse.PREFIX
+    held: float = 0.0
+    sent: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

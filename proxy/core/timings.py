@@ -7,12 +7,17 @@ from typing import Any
 
 
 class Observed:
-    """Collects progress and timings of one answer. Tokens; the first word on reuse is the last."""
+    """Collects progress and timings of one answer. Tokens; the first word on reuse is the last.
+
+    ``processed``: of the prompt so far, what was reused included. ``generated``: about, so far.
+    """
 
     def __init__(self) -> None:
         """Nothing is known yet."""
         self.cache_n: int | None = None
         self.prompt_n: int | None = None
+        self.processed: int | None = None
+        self.generated = 0
         self.prefilled = False
         self.timings: Mapping[str, Any] | None = None
         self.truncated = False
@@ -24,7 +29,10 @@ class Observed:
             return
         if self.cache_n is None:
             self.cache_n, self.prompt_n = cached, total
-        if progress.get("processed") == total:
+        processed = progress.get("processed")
+        if isinstance(processed, int):
+            self.processed = processed
+        if processed == total:
             self.prefilled = True
 
     def event(self, event: Mapping[str, Any]) -> None:

@@ -7,10 +7,13 @@ from types import MappingProxyType
 
 from proxy.dialects.anthropic import Messages
 from proxy.dialects.base import Dialect
+from proxy.dialects.completion_as_chat import CompletionAsChat
 from proxy.dialects.infill import Infill
 from proxy.dialects.llama_completion import LlamaCompletion
+from proxy.dialects.ollama import OllamaChat, OllamaGenerate
 from proxy.dialects.openai_chat import OpenAIChat
 from proxy.dialects.openai_completion import OpenAICompletion
+from proxy.dialects.responses import Responses
 
 DIALECTS: Mapping[str, Dialect] = MappingProxyType(
     {
@@ -21,5 +24,14 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
         "/completion": LlamaCompletion(),
         "/completions": LlamaCompletion(),
         "/infill": Infill(),
+    }
+)
+# Become chat requests where the backend lacks them (``Backend.lacks``); else they are its own.
+TRANSLATIONS: Mapping[str, Dialect] = MappingProxyType(
+    {
+        "/v1/completions": CompletionAsChat(),
+        "/v1/responses": Responses(),
+        "/api/chat": OllamaChat(),
+        "/api/generate": OllamaGenerate(),
     }
 )

@@ -11,15 +11,13 @@ from typing import Any
 
 import orjson
 
-from proxy.core.sse import Event, encode
+from proxy.core.sse import encode
 from proxy.dialects.anthropic_errors import translated
-from proxy.dialects.stream import ChatFilter, choice_of, json_object
-from proxy.errors import BackendBrokenError
+from proxy.dialects.retelling import Retold
+from proxy.dialects.stream import json_object
 
 # Clients turn thinking without a signature into text (clients.md, OpenCode and pi).
 SIGNATURE = "c2xvdGtlZXBlcg=="
-_DONE = b"[DONE]"
-_OK = 200
 _STOP_REASONS: Mapping[str, str] = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -28,63 +26,22 @@ _STOP_REASONS: Mapping[str, str] = {
 }
 
 
-class MessagesFilter(ChatFilter):
+class MessagesFilter(Retold):
     """One answer of ``/v1/messages``."""
 
     def __init__(self, *, ping_id: str, created: int, model: str, prefill: str) -> None:
         """``prefill``: how the answer begins in the client's own words, which it knows already."""
-        super().__init__(own_progress=True, ping_id=ping_id, created=created, model=model)
+        super().__init__(ping_id=ping_id, created=created, model=model)
         self._prefill = prefill
         self._started = False
-        self._failed = False
         self._index = -1
         self._block: tuple[str, int] | None = None  # the open block: its type and tool call
         self._tools = False
-        self._finish: str | None = None
         self._word: str | None = None  # the stop sequence that ended the answer
-        self._usage: Mapping[str, Any] = {}
-
-    def wire(self, event: Event) -> bytes:
-        """See ``EventFilter``: none, one or several named events."""
-        if event.comment_only:
-            return event.raw
-        data = self.feed(event.data)
-        if self._failed or data == b"null":
-            return b""
-        if data is None:
-            return self._start()
-        if data == _DONE:
-            return self._end()
-        chunk = json_object(data)
-        if chunk is None or "error" in chunk:
-            return self.fail(data)
-        return self._start() + self._chunk(chunk)
 
     def ping(self) -> bytes:
         """See ``EventFilter``."""
         return encode(b'{"type":"ping"}', "ping")
-
-    def fail(self, error: bytes) -> bytes:
-        """See ``EventFilter``."""
-        self._failed = True
-        return encode(translated(error), "error")
-
-    def whole(self, status: int, body: bytes) -> bytes:
-        """See ``EventFilter``. Raises ``BackendBrokenError`` for what is no chat answer."""
-        if status != _OK:
-            return translated(body, status)
-        answer = json_object(body) or {}
-        try:
-            choice = answer["choices"][0]
-            content = _content(choice["message"], self._prefill, _identity(answer.get("id")))
-        except (LookupError, TypeError, AttributeError) as error:
-            raise BackendBrokenError("the answer is no chat answer") from error
-        tools = bool(content) and content[-1]["type"] == "tool_use"
-        reason, word = _stop(choice.get("finish_reason"), _word(answer), tools=tools)
-        message = _message(
-            answer, content, _usage(answer.get("usage"), answer.get("timings")), reason, word
-        )
-        return orjson.dumps(message)
 
     def _start(self) -> bytes:
         if self._started:
@@ -96,15 +53,10 @@ class MessagesFilter(ChatFilter):
         return _named("message_start", message=message)
 
     def _chunk(self, chunk: Mapping[str, Any]) -> bytes:
-        if isinstance(chunk.get("usage"), dict):
-            self._usage = chunk["usage"]
         self._word = _word(chunk) or self._word
-        choice = choice_of(chunk)
-        if choice is None:
-            return b""
-        if isinstance(choice.get("finish_reason"), str):
-            self._finish = choice["finish_reason"]
-        delta = choice["delta"]
+        return super()._chunk(chunk)
+
+    def _delta(self, delta: Mapping[str, Any]) -> bytes:
         out = self._said("thinking", delta.get("reasoning_content"))
         out += self._said("text", delta.get("content"))
         for piece in delta.get("tool_calls") or ():
@@ -116,7 +68,7 @@ class MessagesFilter(ChatFilter):
             return b""
         empty = {"thinking": "", "signature": ""} if kind == "thinking" else {"text": ""}
         out = self._enter((kind, 0), {"type": kind, **empty})
-        return out + self._delta({"type": f"{kind}_delta", kind: text})
+        return out + self._changed({"type": f"{kind}_delta", kind: text})
 
     def _called(self, piece: Mapping[str, Any]) -> bytes:
         """A piece of a tool call; the engine sends one call after the other."""
@@ -128,7 +80,7 @@ class MessagesFilter(ChatFilter):
         arguments = function.get("arguments")
         if not arguments:
             return out
-        return out + self._delta({"type": "input_json_delta", "partial_json": arguments})
+        return out + self._changed({"type": "input_json_delta", "partial_json": arguments})
 
     def _enter(self, block: tuple[str, int], content: Mapping[str, Any]) -> bytes:
         if self._block == block:
@@ -138,7 +90,7 @@ class MessagesFilter(ChatFilter):
         self._index += 1
         return out + _named("content_block_start", index=self._index, content_block=content)
 
-    def _delta(self, delta: Mapping[str, Any]) -> bytes:
+    def _changed(self, delta: Mapping[str, Any]) -> bytes:
         return _named("content_block_delta", index=self._index, delta=delta)
 
     def _leave(self) -> bytes:
@@ -146,7 +98,8 @@ class MessagesFilter(ChatFilter):
             return b""
         thinking = self._block[0] == "thinking"
         self._block = None
-        out = self._delta({"type": "signature_delta", "signature": SIGNATURE}) if thinking else b""
+        signed = {"type": "signature_delta", "signature": SIGNATURE}
+        out = self._changed(signed) if thinking else b""
         return out + _named("content_block_stop", index=self._index)
 
     def _end(self) -> bytes:
@@ -155,6 +108,21 @@ class MessagesFilter(ChatFilter):
         out = self._start() + self._leave()
         out += _named("message_delta", delta=delta, usage=_usage(self._usage, self.timings))
         return out + _named("message_stop")
+
+    def _failure(self, error: bytes) -> bytes:
+        return encode(translated(error), "error")
+
+    def _refusal(self, status: int, body: bytes) -> bytes:
+        return translated(body, status)
+
+    def _told(
+        self, answer: Mapping[str, Any], message: Mapping[str, Any], finish: str | None
+    ) -> Mapping[str, Any]:
+        content = _content(message, self._prefill, _identity(answer.get("id")))
+        tools = bool(content) and content[-1]["type"] == "tool_use"
+        reason, word = _stop(finish, _word(answer), tools=tools)
+        figures = _usage(answer.get("usage"), answer.get("timings"))
+        return _message(answer, content, figures, reason, word)
 
 
 def _named(kind: str, **fields: Any) -> bytes:

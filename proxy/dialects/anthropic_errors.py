@@ -18,6 +18,7 @@ _KINDS: Mapping[int, str] = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+_CODES: Mapping[str, int] = {"context_length_exceeded": 400}  # where a word is the code
 _KEPT = ("source", "hint")
 _SERVER = 500
 
@@ -43,7 +44,7 @@ def translated(body: bytes, status: int | None = None) -> bytes:
     error = value.get("error") if isinstance(value, dict) else None
     if status is None:
         code = error.get("code") if isinstance(error, dict) else None
-        status = code if isinstance(code, int) else _SERVER
+        status = code if isinstance(code, int) else _CODES.get(str(code), _SERVER)
     return orjson.dumps(shaped(status, error))
 
 

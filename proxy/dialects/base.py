@@ -1,14 +1,15 @@
 """What a client API's dialect gives to the relay. Pure: no IO, no clock.
 
 A dialect turns a request body into a ``Call`` and knows how to undo what the proxy asked for.
-Adding an API is adding one module and one row in ``proxy/dialects/__init__.py``.
+Adding an API is adding one module and one row in ``proxy/dialects/__init__.py``: in ``DIALECTS``,
+or in ``TRANSLATIONS`` if the backend may have it itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from proxy.core.records import Prompt
 from proxy.core.sse import Event
@@ -59,8 +60,11 @@ class EventFilter(Protocol):
     figures below come from there.
     """
 
+    media: ClassVar[str]  # the content type of what ``wire`` gives, "": the backend's own
     cache_n: int | None  # real reuse in tokens, from the first progress event (else the timings)
     prompt_n: int | None  # the prompt's length in tokens, from the same
+    processed: int | None  # how much of it is computed or reused by now
+    generated: int  # tokens of the answer so far, about: one per event
     prefilled: bool  # the prompt is computed, or the first token came
     timings: Mapping[str, Any] | None  # the engine's last timings object
     truncated: bool  # the engine shifted its context (only the native API tells)

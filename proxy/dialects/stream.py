@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
@@ -21,6 +21,8 @@ _SHARED = ("created", "model", "system_fingerprint", "id")
 
 class Filter(Observed, ABC):
     """The filter of the text APIs; chat adds to it."""
+
+    media: ClassVar[str] = ""
 
     def __init__(self, *, own_progress: bool, ping_id: str, created: int, model: str) -> None:
         """``own_progress``: progress events are the proxy's own and are taken out."""
@@ -48,7 +50,10 @@ class Filter(Observed, ABC):
                 return self._renamed(data)
             self.event(event)
         passed = self._content(data)
-        return None if passed is None else self._renamed(passed)
+        if passed is None:
+            return None
+        self.generated += self.prefilled
+        return self._renamed(passed)
 
     def wire(self, event: Event) -> bytes:
         """See ``EventFilter``. Comments pass."""

@@ -21,7 +21,7 @@ from aiohttp import web
 from proxy.core.normalise.clients import Side
 from proxy.core.placement import Need
 from proxy.core.records import Prompt
-from proxy.dialects import DIALECTS
+from proxy.dialects import DIALECTS, TRANSLATIONS
 from proxy.dialects.base import Unreadable
 from proxy.errors import BackendUnreachableError, SlotkeeperError
 from proxy.server import keys
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from proxy.backends.base import Backend, Upstream
     from proxy.core.queue import Lease
-    from proxy.dialects.base import Call
+    from proxy.dialects.base import Call, Dialect
     from proxy.scheduler import Scheduler
     from proxy.server.explainer import Explainer
     from proxy.server.normaliser import Normaliser, Turn
@@ -72,24 +72,31 @@ class Chat:
         self._explainer = explainer
         self._passthrough = passthrough
         self._recorder = recorder
-        self._ping_interval = ping_interval
+        self.ping_interval = ping_interval
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve one request; the story of the product."""
+        dialect = await self.dialect(request.path)
+        if dialect is None:
+            return await self._passthrough.handle(request)
         raw = await self._passthrough.body(request)
-        dialect = DIALECTS[request.path]
         try:
             call = dialect.parse(raw)
         except Unreadable:
             return await self._passthrough.computing(request, raw)
-        exchange = Exchange(request, dialect, call, self._recorder.now())
+        return await self.run(Exchange(request, dialect, call, self._recorder.now()))
+
+    async def run(self, exchange: Exchange) -> web.StreamResponse:
+        """From a parsed request to the last byte of its answer."""
+        call, request = exchange.call, exchange.request
         if call.chat:
             call = self._normalised(exchange)
         prompt = self._prompt(exchange)
         need = Need(prompt, wanted=call.id_slot, wide=call.wide, cache=call.cache)
         exact = partial(self._exact, exchange, prompt)
         try:
-            async with self._alive(exchange), self._scheduler.lease(need, exact) as lease:
+            leased = self._scheduler.lease(need, exact, exchange.grant)
+            async with self._alive(exchange), leased as lease:
                 exchange.lease = lease
                 lease.tainted = not call.store and call.cache
                 lease.storable = call.store and NO_STORE not in request.headers
@@ -109,6 +116,12 @@ class Chat:
             raise
         finally:
             self._done(exchange)
+
+    async def dialect(self, path: str) -> Dialect | None:
+        """By which the path is read; None for what the backend alone understands."""
+        if path in TRANSLATIONS and path in await self._backend.lacks():
+            return TRANSLATIONS[path]
+        return DIALECTS.get(path)
 
     def _normalised(self, exchange: Exchange) -> Call:
         """Byte-stable, as far as the ledger and the client allow."""
@@ -154,7 +167,7 @@ class Chat:
         if not exchange.call.stream:
             yield
             return
-        pings = exchange.client.pings(exchange.events, self._ping_interval, self._recorder.ping)
+        pings = exchange.client.pings(exchange.events, self.ping_interval, self._recorder.ping)
         task = asyncio.get_running_loop().create_task(pings, name="pings")
         try:
             yield
@@ -171,6 +184,7 @@ class Chat:
         headers.append(("Content-Type", "application/json"))
         target = exchange.call.path or request.raw_path
         lease.sent, lease.ended = True, False
+        lease.body = body if exchange.call.chat else None
         try:
             async with self._backend.send(
                 "POST", target, headers, body, slot=lease.slot

@@ -13,7 +13,7 @@ import orjson
 import structlog
 from aiohttp import web
 
-from proxy.dialects.anthropic_errors import shaped
+from proxy.dialects import anthropic_errors, ollama_errors
 from proxy.errors import (
     BadRequestError,
     ForbiddenError,
@@ -27,7 +27,12 @@ from proxy.errors import (
 from proxy.telemetry import logs
 
 REQUEST_ID = web.RequestKey("request_id", str)
-ANTHROPIC = "/v1/messages"  # paths whose clients read Anthropic's errors
+ANTHROPIC = "/v1/messages"
+# Paths whose clients read errors of another shape than OpenAI's.
+_SHAPES: Mapping[str, Callable[[int, Any], dict[str, Any]]] = {
+    ANTHROPIC: anthropic_errors.shaped,
+    "/api/": ollama_errors.shaped,
+}
 _BEGUN = web.RequestKey("begun", bool)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -140,8 +145,9 @@ def _shaped(
     request: web.Request, body: dict[str, Any], status: int, headers: Mapping[str, str]
 ) -> web.Response:
     """In the shape of the API the path belongs to."""
-    if request.path.startswith(ANTHROPIC):
-        body = shaped(status, body["error"])
+    for path, shaped in _SHAPES.items():
+        if request.path.startswith(path):
+            body = shaped(status, body["error"])
     return json_response(body, status=status, headers=headers)
 
 

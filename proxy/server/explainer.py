@@ -115,14 +115,15 @@ class Explainer:
         now: Conversation,
         slot: Callable[[], Why],
     ) -> None:
+        why = None
         try:
-            old, new = [
-                await self._backend.render(self._normaliser.body(row)) for row in (before, now)
-            ]
-            why = rendered_difference(old, new, self._served.traits)
+            if self._scheduler.mode is not Mode.ROUTED:  # there nothing can be rendered
+                old, new = [
+                    await self._backend.render(self._normaliser.body(row)) for row in (before, now)
+                ]
+                why = rendered_difference(old, new, self._served.traits)
         except Exception as error:  # noqa: BLE001 - what the template does remains unknown
             self._fault(error)
-            why = None
         why = why or slot()
         self._metrics.cold(why.cause)
         self._history.explain(request_id, told(self._discreet(why, now)))
@@ -134,7 +135,7 @@ class Explainer:
 
     def _slot(self, before: Conversation, now: Conversation, missing: int, lease: Lease) -> Why:
         restarted = self._served.restarted > before.used
-        driven = self._scheduler.mode is Mode.EXCLUSIVE
+        driven = self._scheduler.mode is not Mode.FORWARD
         chosen = lease.reason in (Reason.PINNED, Reason.WIDE)  # not where it would have been
         expected = max((option.hit for option in lease.weighed), default=lease.option.hit)
         held = chosen or expected + TAIL_TOKENS >= (before.prompt_n or 0)

@@ -51,17 +51,19 @@ class GateRules:
     keys: tuple[str, ...] = field(default=(), repr=False)
     admin_key: str = field(default="", repr=False)
     max_body: int = 64 * 1024**2
+    open: frozenset[str] = frozenset()  # paths of our own that hold no data (the dashboard's files)
 
 
-def gate(rules: GateRules) -> Middleware:
-    """The middleware; to be put right inside the envelope."""
+def gate(rules: Callable[[], GateRules]) -> Middleware:
+    """The middleware; to be put right inside the envelope. ``rules`` gives those in force."""
 
     @web.middleware
     async def check(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
+        now = rules()
         for rule in _RULES:
-            rule(request, rules)
+            rule(request, now)
         return await handler(request)
 
     return check
@@ -183,7 +185,7 @@ def _keys(request: web.Request, rules: GateRules) -> None:
     request[_KEY_TAKEN] = bool(rules.keys or stateful)
     if _is_own(request):
         request[_KEY_TAKEN] = True
-        if request.raw_path.partition("?")[0] not in OPEN:
+        if request.raw_path.partition("?")[0] not in OPEN | rules.open:
             _admin(request, rules)
     elif stateful:
         _need_admin_key(request, rules)

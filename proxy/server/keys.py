@@ -8,23 +8,35 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from proxy.backends.transport import OWNER
 from proxy.server.gate import client_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from aiohttp import web
 
 
 def client_key(request: web.Request) -> str:
     """What tells one client from another: conversations never cross keys."""
-    headers = request.headers
+    return key_of(request.headers)
+
+
+def key_of(headers: Mapping[str, str]) -> str:
+    """The key in ``headers``, which are found whatever their case; ``""`` for none."""
     bearer = headers.get("Authorization", "").removeprefix("Bearer ")
     return bearer or headers.get("X-Api-Key", "")
 
 
 def upstream(request: web.Request, drop: Collection[str] = ()) -> list[tuple[str, str]]:
-    """The client's headers for the driver, those of the lower-case names ``drop`` left out."""
-    return [(name, value) for name, value in client_headers(request) if name.lower() not in drop]
+    """The client's headers for the driver, those of the lower-case names ``drop`` left out.
+
+    One more says whose request it is, also where the key ends here. No driver sends it on.
+    """
+    headers = client_headers(request)
+    kept = [(n, v) for n, v in headers if n.lower() not in drop and n.lower() != OWNER]
+    whose = blake2b(client_key(request).encode(), digest_size=16).hexdigest()
+    return [*kept, (OWNER, whose)]

@@ -106,6 +106,16 @@ class Turn:
         return list(dict.fromkeys(change.rule for change in self.changes))
 
 
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What would become of a request: ``call`` as it would be sent."""
+
+    client: str
+    side: Side
+    call: Call
+    result: Result
+
+
 class Normaliser:
     """Holds the book of conversations."""
 
@@ -119,15 +129,20 @@ class Normaliser:
         served: Served,
         on: frozenset[str],
         shadow: bool,
+        paused: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``clock`` gives unix seconds; ``on``: names of rules; ``shadow``: only report."""
+        """``clock`` gives unix seconds; ``on``: names of rules; ``shadow``: only report.
+
+        While it is ``paused``, requests go on as they came.
+        """
         self._book = book
         self._ledger = ledger
         self._metrics = metrics
         self._clock = clock
-        self._on = on
+        self.on = on
         self._shadow = shadow
         self._served = served
+        self._paused = paused
         self.adapters = Adapters(lambda: served.adapters)
         self._forgotten: deque[str] = deque(maxlen=FORGOTTEN)
 
@@ -143,21 +158,24 @@ class Normaliser:
         try:
             turn.client, turn.side = _recognised(call, headers)
             self._metrics.side_request(turn.side)
-            seed = blake2b(namespace, digest_size=KEY_BYTES, person=b"conversation")
-            seed.update(f"{self._served.model}\0{call.model}".encode())
-            origin = Conversation(
-                id=secrets.token_hex(ID_BYTES),
-                namespace=seed.digest(),
-                client=turn.client,
-                used=self._clock(),
-            )
-            turn.origin = origin
-            self._normalise(turn, origin, frozenset() if off else self._on)
+            turn.origin = self._origin(turn, namespace)
+            self._normalise(turn, turn.origin, frozenset() if off or self._paused() else self.on)
         except Exception as error:  # noqa: BLE001 - rule 10
             self._fault(error)
         if keep and turn.row is not None and turn.row.lines:
             turn.kept = self._keep(turn.row)
         return turn
+
+    def preview(self, call: Call, headers: Mapping[str, str], namespace: bytes) -> Preview:
+        """What ``prepare`` would make of it, by the rules that are on; changes nothing.
+
+        Raises ``RuleFault``, and whatever an odd request makes a rule raise.
+        """
+        turn = Turn(call)
+        turn.client, turn.side = _recognised(call, headers)
+        result = self._made(turn, self._origin(turn, namespace), self.on)
+        sent = replace(call, raw=result.raw, body=result.body)
+        return Preview(turn.client, turn.side, sent, result)
 
     def forgotten(self, turn: Turn) -> bool:
         """Its owner had its conversation forgotten, perhaps while it ran."""
@@ -166,6 +184,10 @@ class Normaliser:
     def known(self, conversation: str) -> bool:
         """It is remembered now."""
         return self._book.get(conversation) is not None
+
+    def conversation(self, conversation: str) -> Conversation | None:
+        """One that is remembered."""
+        return self._book.get(conversation)
 
     def answered(self, turn: Turn, message: bytes | None, prompt_n: int | None) -> None:
         """The answer ran to its end: ``message`` is what the backend generated, as JSON."""
@@ -208,7 +230,7 @@ class Normaliser:
 
     def body(self, row: Conversation) -> Mapping[str, Any]:
         """What the conversation's last request was, for rendering it once more."""
-        return resent(row, self._context(row.client, frozenset() if self._shadow else self._on))
+        return resent(row, self._context(row.client, frozenset() if self._shadow else self.on))
 
     def conversations(self) -> list[Conversation]:
         """The most recently used first."""
@@ -237,6 +259,17 @@ class Normaliser:
             result = self._made(turn, origin, frozenset())
         turn.row, turn.before = result.after, result.before
         turn.call = replace(turn.call, raw=result.raw, body=result.body)
+
+    def _origin(self, turn: Turn, namespace: bytes) -> Conversation:
+        """What the request belongs to if it turns out to be new."""
+        seed = blake2b(namespace, digest_size=KEY_BYTES, person=b"conversation")
+        seed.update(f"{self._served.model}\0{turn.call.model}".encode())
+        return Conversation(
+            id=secrets.token_hex(ID_BYTES),
+            namespace=seed.digest(),
+            client=turn.client,
+            used=self._clock(),
+        )
 
     def _made(self, turn: Turn, origin: Conversation, on: frozenset[str]) -> Result:
         call, context = turn.call, self._context(turn.client, on)

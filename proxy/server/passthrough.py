@@ -7,6 +7,7 @@ where pins are in use it takes them all. What only reads goes straight through.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from proxy.core.placement import Need
@@ -82,18 +83,23 @@ class Passthrough:
 
     async def computing(self, request: web.Request, body: bytes | None) -> web.StreamResponse:
         """With a lease on everything the backend may use for it."""
-        async with self._scheduler.lease(UNPROMPTED, _nothing_to_resolve) as lease:
+        need = replace(UNPROMPTED, path=request.path)
+        async with self._scheduler.lease(need, _nothing_to_resolve) as lease:
             request[LEASE] = lease
             lease.sent = True
-            return await self._forward(request, body, lease.reason)
+            return await self._forward(request, body, lease.reason, lease.slot)
 
     async def _forward(
-        self, request: web.Request, body: bytes | None, reason: Reason
+        self,
+        request: web.Request,
+        body: bytes | None,
+        reason: Reason,
+        slot: int | None = None,
     ) -> web.StreamResponse:
         headers = keys.upstream(request)
         try:
             async with self._backend.send(
-                request.method, request.raw_path, headers, body
+                request.method, request.raw_path, headers, body, slot=slot
             ) as upstream:
                 return await passed(request, upstream, {"X-Slotkeeper": str(reason)})
         except BackendUnreachableError:

@@ -14,6 +14,7 @@ from proxy.core.records import Reason
 from proxy.core.why import told
 from proxy.dialects.openai_chat import generated
 from proxy.server import keys
+from proxy.server.density import Density
 from proxy.server.envelope import REQUEST_ID, Handler
 from proxy.server.gate import OWN
 from proxy.server.relay import Client
@@ -35,12 +36,15 @@ log = structlog.get_logger("slotkeeper.request")
 
 LEASE = web.RequestKey("lease", Lease)  # set where something computes outside the cached path
 RECORDED = web.RequestKey("recorded", bool)
+EVENTS = f"{OWN}/api/events"  # open for hours, which says nothing of how long requests take
 CLIENT_LEFT = 499  # only in logs: nobody is there to read it
 FORESEEN = (Reason.SLOT_HIT, Reason.COLD, Reason.RESTORED)  # what only the engine can confirm
 PATH_CLASSES = {
     "/v1/chat/completions": PathClass.CHAT,
     "/chat/completions": PathClass.CHAT,
     "/v1/messages": PathClass.CHAT,
+    "/v1/responses": PathClass.CHAT,
+    "/api/chat": PathClass.CHAT,
     "/infill": PathClass.INFILL,
 }
 
@@ -57,12 +61,24 @@ class Exchange:
         self.namespace = blake2b(keys.client_key(request).encode(), digest_size=16).digest()
         self.started = now
         self.status = 0
+        self.granted: Lease | None = None  # its slot may still have to be made ready
         self.lease: Lease | None = None
         self.turn: Turn | None = None  # chat only
         self.why: Why | None = None  # it was cold
         self.events = dialect.filter(call, f"slotkeeper-{self.request_id}", int(now))
-        self.client = Client(request, self.note)
+        self.client = Client(request, self.note, self.events.media)
         self.payloads: list[bytes] = []  # what the backend sent, where ``call.keep``
+        request[EXCHANGE] = self
+
+    def grant(self, lease: Lease) -> None:
+        """A slot was found."""
+        self.granted = lease
+
+    @property
+    def title(self) -> str:
+        """The conversation's, ``""`` for one that is not remembered."""
+        turn = self.turn
+        return turn.row.title if turn is not None and turn.row is not None and turn.kept else ""
 
     def generated(self) -> bytes | None:
         """The assistant message (JSON) of an answer that ran to its end, None without one."""
@@ -79,6 +95,9 @@ class Exchange:
         return f"{lease.reason}{slot}; reused={lease.cache_n}; prompt={lease.prompt_n}"
 
 
+EXCHANGE = web.RequestKey("exchange", Exchange)  # set where a request is of the cached path
+
+
 class Recorder:
     """Observe: one row of the decision log, one line, the metrics."""
 
@@ -86,7 +105,9 @@ class Recorder:
         """``clock`` gives unix seconds."""
         self._metrics = metrics
         self._history = history
+        self._live: dict[int, tuple[web.Request, float]] = {}  # by identity, with when each came
         self.now = clock
+        self.density = Density()
 
     def ping(self) -> None:
         """A ping was sent."""
@@ -97,6 +118,10 @@ class Recorder:
         self._metrics.fault(Where.PROMPT)
         log.error("prefix.fault", error=type(error).__name__)
 
+    def live(self) -> list[tuple[web.Request, float]]:
+        """Requests that are being served, and when each came (unix seconds), the oldest first."""
+        return list(self._live.values())
+
     @property
     def observe(self) -> Middleware:
         """The outermost middleware: requests of the paths that are not cached leave a line too."""
@@ -104,13 +129,15 @@ class Recorder:
         @web.middleware
         async def observed(request: web.Request, handler: Handler) -> web.StreamResponse:
             started, status, reason = self.now(), CLIENT_LEFT, Reason.REFUSED
+            self._live[id(request)] = request, started
             try:
                 response = await handler(request)
                 status = response.status
                 reason = Reason.PASS if "X-Slotkeeper" in response.headers else reason
                 return response
             finally:
-                if RECORDED not in request:
+                del self._live[id(request)]
+                if RECORDED not in request and request.path != EVENTS:
                     self._other(request, started, status, reason)
 
         return observed
@@ -137,6 +164,8 @@ class Recorder:
         exchange.request[RECORDED] = True
         now = self.now()
         lease = exchange.lease
+        if lease and lease.prompt_n and exchange.call.chat and not exchange.call.extra["media"]:
+            self.density.learn(lease.prompt.size, lease.prompt_n)
         reason = lease.reason if lease else Reason.REFUSED
         decision = Decision(
             request_id=exchange.request_id,
@@ -163,6 +192,7 @@ class Recorder:
             decision.reason,
             decision.status,
             total=decision.total,
+            queued=decision.queued if keep else None,
             first_token=decision.first_token,
         )
         if decision.status == CLIENT_LEFT:
@@ -181,4 +211,5 @@ def _conversation(exchange: Exchange) -> dict[str, Any]:
         "side": "" if turn.side is Side.MAIN else str(turn.side),
         "rules": [f"{name} (shadow)" if turn.shadow else name for name in turn.rules],
         "cold": told(exchange.why) if exchange.why else None,
+        "title": exchange.title,
     }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from aiohttp import web
 
+from proxy.core.records import Reason
 from proxy.core.sse import Event, Parser
 from proxy.errors import BackendBrokenError
 
@@ -24,15 +25,20 @@ if TYPE_CHECKING:
     from proxy.scheduler import Scheduler
 
 OK = 200
+CALLED = b'"finish_reason":"tool_calls"'  # quotes inside a text are escaped, so it is none
 
 
 class Client:
     """The client's side of a streamed answer: headers leave once, late enough to tell the reuse."""
 
-    def __init__(self, request: web.Request, note: Callable[[], str]) -> None:
-        """``note`` gives the value of ``X-Slotkeeper`` at the moment the headers leave."""
+    def __init__(self, request: web.Request, note: Callable[[], str], media: str = "") -> None:
+        """``note`` gives the value of ``X-Slotkeeper`` at the moment the headers leave.
+
+        ``media``: the content type of what is written, ``""``: the backend's own.
+        """
         self._request = request
         self._note = note
+        self._media = media
         self._clock = asyncio.get_running_loop().time
         self._came = self._wrote = self._clock()
         self._first: float | None = None
@@ -56,6 +62,8 @@ class Client:
             if response is None:
                 response = self._response = web.StreamResponse(status=OK)
                 response.headers.extend(self.headers)
+                if self._media:
+                    response.headers["Content-Type"] = self._media
                 response.headers["X-Accel-Buffering"] = "no"
                 response.headers.setdefault("Cache-Control", "no-cache")
                 response.headers["X-Slotkeeper"] = self._note()
@@ -145,6 +153,7 @@ class Relay:
         """An answer that was not streamed by the backend: its bytes, its timings noted."""
         body = await upstream.read()
         if upstream.status == OK:
+            self._lease.expects |= CALLED in body
             if self._payloads is not None:
                 self._payloads.append(body)
             try:
@@ -165,6 +174,7 @@ class Relay:
             events = parser.feed(chunk)
         except ValueError as error:
             raise _broken(str(error)) from error
+        self._lease.expects |= any(CALLED in event.data for event in events)
         if self._payloads is not None:
             self._payloads += [event.data for event in events if not event.comment_only]
         return events
@@ -184,7 +194,12 @@ class Relay:
         )
         if cached + computed == 0:
             return
-        self._scheduler.measured(cached, computed, float(timings.get("prompt_ms", 0.0)) / 1000)
+        self._scheduler.measured(
+            cached,
+            computed,
+            float(timings.get("prompt_ms", 0.0)) / 1000,
+            restored=self._lease.reason is Reason.RESTORED,
+        )
         self._lease.finish(cached + computed + max(0, generated - 1), storable=not truncated)
 
 

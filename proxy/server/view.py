@@ -6,20 +6,28 @@ gate lets in (DESIGN.md rule 9).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from proxy.errors import SlotkeeperError
+from proxy.server import running, status
+from proxy.telemetry.series import COLUMNS, STEP
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from proxy.core.ledger import Conversation
+    from proxy.core.slots import Slot
+    from proxy.curator import Curator
     from proxy.keeper import Keeper
     from proxy.scheduler import Scheduler
-    from proxy.telemetry.history import History
+    from proxy.server.record import Recorder
+    from proxy.server.status import About
+    from proxy.telemetry.history import Decision, History
+    from proxy.telemetry.logs import Ring
     from proxy.telemetry.metrics import Metrics
+    from proxy.telemetry.series import Series
     from proxy.transfer import Transfer
-
 
 _LEFT = "The disk refuses: some of this conversation may still be on it."
 
@@ -29,6 +37,9 @@ class Talks(Protocol):
 
     def conversations(self) -> Sequence[Conversation]:
         """The last used first."""
+
+    def conversation(self, conversation: str) -> Conversation | None:
+        """One by id."""
 
     def forget(self, conversation: str) -> bool:
         """Drop one; False when it is not known."""
@@ -41,64 +52,138 @@ class Written(Protocol):
         """Bring what changed to disk; False when the disk refuses."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Whom the pages ask. ``transfer`` and ``curator`` None: nothing is ever saved.
+
+    ``ledger`` None: conversations are kept in memory alone.
+    """
+
+    scheduler: Scheduler
+    keeper: Keeper
+    history: History
+    metrics: Metrics
+    recorder: Recorder
+    talks: Talks
+    series: Series
+    ring: Ring
+    transfer: Transfer | None = None
+    curator: Curator | None = None
+    ledger: Written | None = None
+
+
 class View:
     """An ``AdminView``."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        keeper: Keeper,
-        transfer: Transfer | None,
-        history: History,
-        metrics: Metrics,
-        talks: Talks | None = None,
-        ledger: Written | None = None,
-    ) -> None:
-        """``transfer`` None: nothing is ever saved; likewise ``talks`` and ``ledger``."""
-        self._scheduler = scheduler
-        self._keeper = keeper
-        self._transfer = transfer
-        self._history = history
-        self._metrics = metrics
-        self._talks = talks
-        self._ledger = ledger
+    def __init__(self, sources: Sources, about: About, clock: Callable[[], float]) -> None:
+        """``clock`` gives unix seconds."""
+        self._from = sources
+        self._about = about
+        self._clock = clock
+
+    # The proxy
+
+    def status(self) -> Mapping[str, Any]:
+        """The headline; see ``server.status``."""
+        parts, about, now = self._from, self._about, self._clock()
+        ready, details = self.ready()
+        slots = parts.scheduler.total_slots
+        return {
+            "version": about.version,
+            "started": about.started,
+            "now": now,
+            **details,
+            "ready": ready,
+            "paused": parts.keeper.paused,
+            "draining": parts.scheduler.draining,
+            "backend": status.backend(parts.keeper, parts.metrics, about, slots),
+            "store": parts.curator.usage() if parts.curator else None,
+            "queue": status.queue(parts.metrics),
+            "totals": status.totals(parts.metrics),
+            "first_token": status.first_token(parts.history, now),
+            "hide_titles": about.hide_titles,
+        }
+
+    def ready(self) -> tuple[bool, Mapping[str, Any]]:
+        """Ready: the backend answers and the proxy is not shutting down."""
+        parts = self._from
+        verdict, draining = parts.keeper.verdict, parts.scheduler.draining
+        details = {
+            "mode": str(parts.scheduler.mode),
+            "why": "slotkeeper is shutting down" if draining else verdict.why,
+            "advice": verdict.advice,
+            "restores": "retired" if parts.transfer and parts.transfer.retired else "in use",
+        }
+        return parts.keeper.up and not draining, details
+
+    def metrics(self) -> tuple[bytes, str]:
+        """The Prometheus exposition."""
+        return self._from.metrics.render()
+
+    def history(self, seconds: float) -> Mapping[str, Any]:
+        """One row per minute of the last ``seconds``, oldest first."""
+        now = self._clock()
+        self._from.series.note(now, status.counters(self._from.metrics))
+        return {"step": STEP, "columns": COLUMNS, "rows": self._from.series.rows(now - seconds)}
+
+    def logs(self, limit: int, level: str = "debug", after: int = 0) -> Sequence[Mapping[str, Any]]:
+        """The newest lines of the log, oldest first."""
+        return self._from.ring.recent(limit, level=level, after=after)
+
+    # What it works on
 
     def slots(self) -> Sequence[Mapping[str, Any]]:
-        """One row per slot; ``used`` is unix seconds."""
-        return [
-            {
-                "slot": row.index,
-                "state": str(row.state),
-                "content": "known" if row.content else "unknown",
-                "tokens": row.content.n_tokens if row.content else None,
-                "prompt": row.content.n_prompt if row.content else None,
-                "saved": row.content.n_saved if row.content else None,
-                "storable": row.content.storable if row.content else None,
-                "used": row.content.used if row.content else None,
-            }
-            for row in self._scheduler.table
-        ]
+        """One row per slot; ``used`` and ``since`` are unix seconds."""
+        return [self._slot(row) for row in self._from.scheduler.table]
+
+    def _slot(self, row: Slot) -> Mapping[str, Any]:
+        content = row.content
+        talk = self._from.talks.conversation(content.prompt.conversation) if content else None
+        return {
+            "index": row.index,
+            "state": str(row.state),
+            "conversation": (content.prompt.conversation or None) if content else None,
+            "title": self._title(talk.title if talk else ""),
+            "client": (talk.client or None) if talk else None,
+            "tokens": content.n_tokens if content else None,
+            "saved_tokens": content.n_saved if content else 0,
+            "used": content.used if content else None,
+            "since": row.since or None,
+            "storable": content.storable if content else True,
+        }
+
+    def running(self) -> Sequence[Mapping[str, Any]]:
+        """Requests that wait or run, the oldest first."""
+        now = self._clock()
+        found = (running.row(one, came, now) for one, came in self._from.recorder.live())
+        return [{**row, "title": self._title(row["title"])} for row in found if row is not None]
 
     def snapshots(self) -> Sequence[Mapping[str, Any]]:
         """One row per snapshot of the current fingerprint, the last used first."""
-        if self._transfer is None:
+        curator = self._from.curator
+        if curator is None:
             return []
-        found = sorted(self._transfer.index, key=lambda s: s.last_used, reverse=True)
-        return [
-            {
-                "id": snapshot.id,
-                "fingerprint": snapshot.fingerprint,
-                "tokens": snapshot.n_tokens,
-                "prompt": snapshot.n_prompt,
-                "bytes": snapshot.size,
-                "created": snapshot.created,
-                "last_used": snapshot.last_used,
-                "restores": snapshot.restores,
-                "barred": self._transfer.barred(snapshot.id),
-                "conversation": snapshot.conversation,
-            }
-            for snapshot in found
-        ]
+        rows = []
+        for snapshot, value in curator.snapshots():
+            talk = self._from.talks.conversation(snapshot.conversation)
+            rows.append(
+                {
+                    "id": snapshot.id,
+                    "fingerprint": snapshot.fingerprint,
+                    "tokens": snapshot.n_tokens,
+                    "prompt_tokens": snapshot.n_prompt,
+                    "bytes": snapshot.size,
+                    "created": snapshot.created,
+                    "last_used": snapshot.last_used,
+                    "restores": snapshot.restores,
+                    "barred": curator.barred(snapshot.id),
+                    "pinned": snapshot.pinned,
+                    "conversation": snapshot.conversation or None,
+                    "title": self._title(talk.title if talk else ""),
+                    "value": value,
+                }
+            )
+        return rows
 
     def conversations(self) -> Sequence[Mapping[str, Any]]:
         """One row per conversation, the last used first; ``bytes``: of its messages and tools."""
@@ -109,11 +194,31 @@ class View:
                 "messages": len(row.lines),
                 "used": row.used,
                 "prompt_n": row.prompt_n,
-                "title": row.title,
+                "title": self._title(row.title),
                 "bytes": row.size,
             }
-            for row in (self._talks.conversations() if self._talks else ())
+            for row in self._from.talks.conversations()
         ]
+
+    # The decision log
+
+    def requests(self, limit: int, after: str = "") -> Sequence[Mapping[str, Any]]:
+        """The newest first; only those newer than the request ``after``, as long as it is here."""
+        return [self.decided(one) for one in self._from.history.recent(limit, after)]
+
+    def request(self, request_id: str) -> Mapping[str, Any] | None:
+        """One of them."""
+        found = self._from.history.get(request_id)
+        return None if found is None else self.decided(found)
+
+    def decided(self, decision: Decision) -> Mapping[str, Any]:
+        """A row of the decision log."""
+        return {**decision.as_json(), "title": self._title(decision.title)}
+
+    def _title(self, title: str | None) -> str | None:
+        return None if self._about.hide_titles else title or None
+
+    # Forgetting
 
     async def forget(self, conversation: str) -> int | None:
         """Remove a conversation and its snapshots, for good; how many those were.
@@ -121,34 +226,15 @@ class View:
         None: neither is known. Raises ``SlotkeeperError`` when the disk refuses: a second try may
         remove the rest.
         """
-        known = self._talks is not None and self._talks.forget(conversation)
-        self._scheduler.table.unsave(conversation)
-        self._history.forget(conversation)
+        parts = self._from
+        known = parts.talks.forget(conversation)
+        parts.scheduler.table.unsave(conversation)
+        parts.history.forget(conversation)
         try:
-            snapshots = await self._transfer.forget(conversation) if self._transfer else 0
-            written = await self._ledger.flush() if self._ledger else True
+            snapshots = await parts.transfer.forget(conversation) if parts.transfer else 0
+            written = await parts.ledger.flush() if parts.ledger else True
         except OSError as error:
             raise SlotkeeperError(_LEFT, hint="Try again.") from error
         if not written:
             raise SlotkeeperError(_LEFT, hint="It is tried again by itself.")
         return snapshots if known or snapshots else None
-
-    def requests(self, limit: int) -> Sequence[Mapping[str, Any]]:
-        """The decision log, newest first."""
-        return [decision.as_json() for decision in self._history.recent(limit)]
-
-    def metrics(self) -> tuple[bytes, str]:
-        """The Prometheus exposition."""
-        return self._metrics.render()
-
-    def ready(self) -> tuple[bool, Mapping[str, Any]]:
-        """Ready: the backend answers and the proxy is not shutting down."""
-        verdict = self._keeper.verdict
-        draining = self._scheduler.draining
-        details = {
-            "mode": str(self._scheduler.mode),
-            "why": "slotkeeper is shutting down" if draining else verdict.why,
-            "advice": verdict.advice,
-            "restores": "retired" if self._transfer and self._transfer.retired else "in use",
-        }
-        return self._keeper.up and not draining, details

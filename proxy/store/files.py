@@ -77,6 +77,12 @@ def seal(path: Path, *, shared: bool) -> None:
             raise
 
 
+def shared(path: Path) -> bool:
+    """Whoever writes there, it is the group's (2770): the backend runs as another user."""
+    mode = path.stat().st_mode if sys.platform != "win32" and path.is_dir() else 0
+    return bool(mode & stat.S_ISGID and mode & stat.S_IWGRP)
+
+
 def exposed(path: Path) -> bool:
     """Others than owner and group may enter (never said on Windows, where modes mean nothing)."""
     return sys.platform != "win32" and bool(path.stat().st_mode & 0o007)

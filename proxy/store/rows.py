@@ -19,8 +19,9 @@ _FIELDS = {
     "save_seconds": float,
     "restores": int,
     "conversation": str,
+    "pinned": bool,
 }
-_LATER = {"conversation": ""}  # fields that rows of older versions lack
+_LATER = {"conversation": "", "pinned": False}  # fields that rows of older versions lack
 
 
 def to_row(snapshot: Snapshot) -> dict[str, Any]:

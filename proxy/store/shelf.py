@@ -254,6 +254,13 @@ class Shelf:
         self._staged.add(name)
         return name
 
+    def check(self, snapshot: Snapshot) -> str:
+        """What is wrong with a snapshot's file, read to its end; ``""``: nothing, or it is lent."""
+        if snapshot.id in self._lent:
+            return ""
+        self._verified.pop(snapshot.id, None)
+        return self._verify_stored(self._place(snapshot.fingerprint, snapshot.id), snapshot)
+
     def _verify_stored(self, place: Path, snapshot: Snapshot) -> str:
         """What is wrong with the stored file, or ``""``; hashed once per process and content."""
         status = files.regular(place)

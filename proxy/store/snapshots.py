@@ -172,6 +172,29 @@ class SnapshotStore:
             self._written_at = now
             await self._worker.whole(self._flush())
 
+    async def pin(self, snapshot_id: str, *, pinned: bool) -> Snapshot | None:
+        """Keep it whatever it is worth, or no longer; the row as it is now, None: it is gone."""
+        return await self._worker.whole(self._pin(snapshot_id, pinned=pinned))
+
+    async def _pin(self, snapshot_id: str, *, pinned: bool) -> Snapshot | None:
+        row = self._rows.get(snapshot_id)
+        if row is None:
+            return None
+        self._rows[snapshot_id] = replace(row, pinned=pinned)  # first: a flush may be under way
+        self._unwritten.add(snapshot_id)
+        try:
+            await self._flush()
+        except StoreError:
+            if snapshot_id in self._rows:
+                self._rows[snapshot_id] = replace(self._rows[snapshot_id], pinned=row.pinned)
+            raise
+        return self._rows.get(snapshot_id)
+
+    async def check(self, snapshot_id: str) -> str:
+        """Read a snapshot's file to its end: what is wrong with it, ``""`` for nothing."""
+        row = self._rows.get(snapshot_id)
+        return "" if row is None else await self._worker.call(self._shelf.check, row)
+
     async def delete(self, ids: Iterable[str], cause: str) -> None:
         """Remove snapshots, also such as the backend is reading now; unknown ids are gone already.
 

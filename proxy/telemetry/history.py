@@ -7,7 +7,7 @@ rule 9). What goes to the structured log is ``Decision.for_log`` and nothing els
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,7 +29,8 @@ class Decision:
     ``conversation``: its id. ``client``: the recognised client program, ``side``: the kind of side
     request, ``""`` for none. ``rules``: names of those that changed something (``name (shadow)``:
     would have). ``cold``: why it reused less than its conversation's last prompt: ``cause``,
-    ``sentence``, ``before``, ``after``, ``advice``.
+    ``sentence``, ``before``, ``after``, ``advice``. ``title``: the conversation's, at most 60
+    characters, ``""`` for one that is not remembered.
     """
 
     request_id: str
@@ -50,10 +51,18 @@ class Decision:
     side: str = ""
     rules: Sequence[str] = ()
     cold: Mapping[str, str] | None = None
+    title: str = ""
+
+    @property
+    def computed(self) -> int | None:
+        """Prompt tokens that were not reused."""
+        if self.prompt is None or self.reused is None:
+            return None
+        return max(0, self.prompt - self.reused)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, ready to be an answer."""
-        return asdict(self)
+        return {**asdict(self), "computed": self.computed}
 
     def for_log(self) -> dict[str, Any]:
         """What the structured log may have: names and figures, never a quote of a prompt."""
@@ -64,31 +73,60 @@ class Decision:
         return line
 
 
+Listen = Callable[[Decision, bool], None]
+"""Hears of a decision; True: it is new, False: there is more, or less, known of it."""
+
+
 class History:
     """The newest ``limit`` decisions."""
 
     def __init__(self, limit: int = 512) -> None:
         """``limit``: how many are kept; older ones are dropped."""
         self._decisions: deque[Decision] = deque(maxlen=limit)
+        self._listeners: list[Listen] = []
+
+    def listen(self, listener: Listen) -> None:
+        """Tell ``listener`` of every decision from now on."""
+        self._listeners.append(listener)
 
     def add(self, decision: Decision) -> None:
         """Remember it, and forget the oldest if there are too many."""
         self._decisions.append(decision)
+        self._tell(decision, new=True)
 
     def explain(self, request_id: str, cold: Mapping[str, str]) -> None:
         """The cause of a cold answer was found after it had been remembered."""
         for place, decision in enumerate(self._decisions):
             if decision.request_id == request_id:
-                self._decisions[place] = replace(decision, cold=cold)
+                self._change(place, replace(decision, cold=cold))
 
     def forget(self, conversation: str) -> None:
         """Its owner had it forgotten: nothing of it is quoted any more."""
         for place, decision in enumerate(self._decisions):
-            if decision.cold and decision.conversation == conversation:
-                cold = {"cause": decision.cold["cause"]}
-                self._decisions[place] = replace(decision, cold=cold)
+            if decision.conversation == conversation and (decision.cold or decision.title):
+                cold = {"cause": decision.cold["cause"]} if decision.cold else None
+                self._change(place, replace(decision, cold=cold, title=""))
 
-    def recent(self, n: int) -> list[Decision]:
-        """At most ``n``, the newest first."""
+    def get(self, request_id: str) -> Decision | None:
+        """The newest of that id; None when it is not, or no longer, here."""
+        return next((d for d in reversed(self._decisions) if d.request_id == request_id), None)
+
+    def recent(self, n: int, after: str = "") -> list[Decision]:
+        """At most ``n``, the newest first; only those newer than the request ``after``, if here."""
         newest_first = list(reversed(self._decisions))
-        return newest_first[: max(0, n)]
+        ids = [decision.request_id for decision in newest_first]
+        newer = newest_first[: ids.index(after)] if after in ids else newest_first
+        return newer[: max(0, n)]
+
+    def first_tokens(self, since: float) -> list[float]:
+        """Seconds until the first token of the requests that came after ``since``, ascending."""
+        recent = (d.first_token for d in self._decisions if d.at >= since)
+        return sorted(seconds for seconds in recent if seconds is not None)
+
+    def _change(self, place: int, decision: Decision) -> None:
+        self._decisions[place] = decision
+        self._tell(decision, new=False)
+
+    def _tell(self, decision: Decision, *, new: bool) -> None:
+        for listener in self._listeners:
+            listener(decision, new)

@@ -7,7 +7,9 @@ import re
 import sys
 import traceback
 import uuid
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -20,6 +22,7 @@ SECRET_NAMES = frozenset(
     {"key", "keys", "api_key", "x_api_key", "admin_key", "authorization", "body", "prompt"}
     | {"content", "messages"}
 )
+LEVELS = ("debug", "info", "warning", "error", "critical")
 _FRAMES = 12
 
 
@@ -99,7 +102,7 @@ def setup(level: str = "info", fmt: str = "auto", stream: TextIO | None = None) 
         )
     )
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [handler, *(other for other in root.handlers if isinstance(other, Ring))]
     root.setLevel(level.upper())
     structlog.configure(
         processors=[
@@ -111,6 +114,63 @@ def setup(level: str = "info", fmt: str = "auto", stream: TextIO | None = None) 
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
+
+
+class Ring(logging.Handler):
+    """The newest lines of the log, for the owner's page; what they lack, the stream lacks too.
+
+    Beside the stream: ``attach`` it, and ``setup`` lets it stay.
+    """
+
+    def __init__(self, limit: int = 1000) -> None:
+        """``limit``: how many are kept; older ones are dropped."""
+        super().__init__()
+        self._rows: deque[dict[str, Any]] = deque(maxlen=limit)
+        self.seq = 0  # of the newest line; the first has 1
+
+    def attach(self) -> None:
+        """Hear everything that is logged from now on."""
+        logging.getLogger().addHandler(self)
+
+    def detach(self) -> None:
+        """Hear no more."""
+        logging.getLogger().removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line; called under the handler's lock, in whatever thread logs."""
+        fields = dict(record.msg) if isinstance(record.msg, dict) else _foreign(record)
+        self.seq += 1
+        event = str(fields.pop("event", ""))
+        for name in ("level", "timestamp"):
+            fields.pop(name, None)
+        level = LEVELS[max(0, min(record.levelno // 10, len(LEVELS)) - 1)]
+        head = {"seq": self.seq, "at": record.created, "level": level, "event": event}
+        self._rows.append({**head, "fields": orjson.loads(_dumps(fields))})
+
+    def recent(self, n: int, *, level: str = "debug", after: int = 0) -> list[dict[str, Any]]:
+        """At most ``n`` lines of ``level`` or worse, newer than number ``after``, newest last."""
+        least = LEVELS.index(level)
+        with self._held():
+            rows = [
+                row
+                for row in self._rows
+                if row["seq"] > after and LEVELS.index(row["level"]) >= least
+            ]
+        return rows[-n:] if n > 0 else []
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()
+
+
+def _foreign(record: logging.LogRecord) -> dict[str, Any]:
+    """A line of a library, as the stream shows it."""
+    event: EventDict = {"event": record.getMessage(), "logger": record.name}
+    return dict(locate(None, "", {**event, "exc_info": record.exc_info or None}))
 
 
 def _dumps(event: Any, **_: Any) -> str:

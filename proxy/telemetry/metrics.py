@@ -51,6 +51,23 @@ class Cause(StrEnum):
     SUPERSEDED = "superseded"
     UNFIT = "unfit"  # missing, damaged, quarantined
     FORGOTTEN = "forgotten"  # with its conversation, by its owner
+    REMOVED = "removed"  # by hand
+
+
+class Source(StrEnum):
+    """Where a prompt's tokens came from."""
+
+    SLOT = "slot"  # the KV cache the slot held
+    SNAPSHOT = "snapshot"  # a state restored from disk for this request
+    COMPUTED = "computed"
+
+
+class Primed(StrEnum):
+    """What became of a displaced conversation that was computed again in idle time."""
+
+    DONE = "done"
+    BROKEN_OFF = "broken-off"  # for a request that came
+    FAILED = "failed"
 
 
 class RuleOutcome(StrEnum):
@@ -108,8 +125,12 @@ class Metrics:
         self._request_seconds = seconds("request", "From first to last byte.", _LONG)
         self._first_token = seconds("first_token", "Until the first token.", _LONG, "reason")
         self._tokens = counter(
-            "prompt_tokens_total", "Prompt tokens, as the engine counted them.", "kind"
+            "prompt_tokens_total", "Prompt tokens by where they came from.", "source"
         )
+        self._saved_seconds = counter(
+            "saved_seconds_total", "Prefill spared by reuse, by what computing costs here."
+        )
+        self._queue_seconds = seconds("queue", "Waiting for a slot.", _LONG)
         self.queue_length = gauge("queue_length", "Requests waiting for a slot.")
         self.leases_active = gauge("leases_active", "Leases held.")
         self.pings = counter("pings_total", "Events sent while the backend was silent.")
@@ -134,16 +155,23 @@ class Metrics:
         self._save_bytes = counter("save_bytes_total", "Bytes saved.")
         self._restores = counter("restores_total", "Snapshots restored.", "outcome")
         self._restore_seconds = seconds("restore", "A restore, likewise.", _SHORT)
+        self._restore_bytes = counter("restore_bytes_total", "Bytes restored.")
         self.ineffective_restores = counter(
             "ineffective_restores_total", "Restores the engine then made no use of."
         )
+        self.restores_retired = gauge("restores_retired", "1 if restores are tried no more.")
         self._evictions = counter("evictions_total", "Snapshots removed.", "cause")
         self.store_bytes = gauge("store_bytes", "Size of all snapshots.")
+        self.store_limit_bytes = gauge("store_limit_bytes", "What the store may hold.")
         self.store_files = gauge("store_files", "Number of snapshots.")
+        self.disk_free_bytes = gauge("disk_free_bytes", "Free space where the store is.")
         # Backend
         self._slots = gauge("slots", "Slots by what they are doing.", "state")
         self.backend_up = gauge("backend_up", "1 if the backend answered last time.")
         self.backend_restarts = counter("backend_restarts_total", "Restarts noticed.")
+        self._primes = counter(
+            "primes_total", "Displaced conversations computed again in idle time.", "outcome"
+        )
         self._mode = gauge("mode", "1 for what may be done to the backend now.", "mode")
         self._begin()
 
@@ -154,10 +182,11 @@ class Metrics:
             (self._faults, Where),
             (self._saves, Outcome),
             (self._restores, Outcome),
+            (self._primes, Primed),
             (self._evictions, Cause),
             (self._slots, SlotState),
             (self._mode, Mode),
-            (self._tokens, ("reused", "computed")),
+            (self._tokens, Source),
             (self._cold, Cold),
             (self._side_requests, (kind for kind in Side if kind is not Side.MAIN)),
         ):
@@ -173,19 +202,30 @@ class Metrics:
         status: int,
         *,
         total: float,
+        queued: float | None = None,
         first_token: float | None = None,
     ) -> None:
-        """A request was answered, ``status`` is the one the client got."""
+        """A request was answered, ``status`` is the one the client got.
+
+        ``queued``: seconds it waited for a slot, None where it wanted none.
+        """
         status_class = f"{status // 100}xx" if 100 <= status < 600 else "other"  # noqa: PLR2004
         self._requests.labels(path_class, reason, status_class).inc()
         self._request_seconds.observe(total)
+        if queued is not None:
+            self._queue_seconds.observe(queued)
         if first_token is not None:
             self._first_token.labels(reason).observe(first_token)
 
-    def prompt(self, *, reused: int, computed: int) -> None:
-        """The engine's own figures for one prompt, in tokens."""
-        self._tokens.labels("reused").inc(reused)
-        self._tokens.labels("computed").inc(computed)
+    def prompt(self, *, reused: int, computed: int, restored: bool, saved: float) -> None:
+        """The engine's own figures for one prompt, in tokens.
+
+        ``restored``: a snapshot was put into the slot first; ``saved``: seconds that computing
+        the reused ones would have taken.
+        """
+        self._tokens.labels(Source.SNAPSHOT if restored else Source.SLOT).inc(reused)
+        self._tokens.labels(Source.COMPUTED).inc(computed)
+        self._saved_seconds.inc(max(0.0, saved))
 
     def rule(self, name: str, outcome: RuleOutcome) -> None:
         """A rule had something to do in one request; ``name`` is one of ``RULES``."""
@@ -207,11 +247,16 @@ class Metrics:
             self._save_seconds.observe(seconds)
             self._save_bytes.inc(size)
 
-    def restored(self, outcome: Outcome, *, seconds: float = 0.0) -> None:
-        """A restore ended; only a good one counts its seconds."""
+    def restored(self, outcome: Outcome, *, seconds: float = 0.0, size: int = 0) -> None:
+        """A restore ended; only a good one counts its seconds and bytes."""
         self._restores.labels(outcome).inc()
         if outcome is Outcome.OK:
             self._restore_seconds.observe(seconds)
+            self._restore_bytes.inc(size)
+
+    def primed(self, outcome: Primed) -> None:
+        """A displaced conversation was computed again, or was begun with."""
+        self._primes.labels(outcome).inc()
 
     def evicted(self, cause: Cause, count: int = 1) -> None:
         """Snapshots were removed."""
@@ -230,6 +275,15 @@ class Metrics:
         """What may be done to the backend from now on."""
         for mode in Mode:
             self._mode.labels(mode).set(mode is now)
+
+    def read(self, *names: str) -> dict[tuple[str, ...], float]:
+        """Samples of these names (without the prefix) as they stand, by name and label values."""
+        some = self._registry.restricted_registry([f"slotkeeper_{name}" for name in names])
+        return {
+            (sample.name.removeprefix("slotkeeper_"), *sample.labels.values()): sample.value
+            for family in some.collect()
+            for sample in family.samples
+        }
 
     def render(self) -> tuple[bytes, str]:
         """The exposition and its content type."""

@@ -38,9 +38,10 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def emulated(serve: Serve, **options: Any) -> AsyncIterator[tuple[Emulator, Proxy]]:
     """The emulator and a proxy that found out by itself what it is."""
+    settings = {"keys": options.pop("keys")} if "keys" in options else {}
     async with Emulator(Options(**{"model": CKPT, **options})) as emu:
-        proxy = await serve(url=emu.url, slot_dir=None)
-        assert (proxy.app.scheduler.mode, proxy.app.scheduler.total_slots) == (Mode.FORWARD, 1)
+        proxy = await serve(url=emu.url, slot_dir=None, **settings)
+        assert (proxy.app.scheduler.mode, proxy.app.scheduler.total_slots) == (Mode.ROUTED, 1)
         yield emu, proxy
         await proxy.stop()
 
@@ -172,8 +173,8 @@ async def test_a_lost_checkpoint_is_no_error(serve: Serve) -> None:
     """#744: after a text completion the checksums promise what the engine has forgotten."""
     async with emulated(serve) as (emu, proxy):
         messages = [user("a"), await say(proxy, [user("a")])]
-        done = {"prompt": "x", "stream": True, "model": "gpt-4o"}
-        assert (await proxy.ask("/v1/completions", done)).status == 200
+        done = {"prompt": "x", "stream": True}
+        assert (await ask(emu.url, "/v1/completions", done)).status == 200  # past the proxy
         await say(proxy, [*messages, user("b")])
         assert [r.status for r in emu.records if r.path == CHAT] == [200, 400, 200]
         assert emu.counters["loads"] == 0
@@ -246,19 +247,35 @@ async def test_a_client_that_gives_up_and_asks_again(
         for _ in range(2):
             asking = asyncio.create_task(proxy.ask(CHAT, body))
             await hold.reached.wait()
-            await until(lambda: proxy.app.scheduler._permits == 1)
+            await until(lambda: len(proxy.app.scheduler._running) == 1)
             asking.cancel()
-            await until(lambda: proxy.app.scheduler._permits == 0)
+            await until(lambda: len(proxy.app.scheduler._running) == 0)
         if late:
             hold.release.set()
             await until(lambda: not emu.npu.busy)
         again = asyncio.create_task(say(proxy, messages, stream=stream))
-        await until(lambda: late or proxy.app.scheduler._permits == 1)
+        await until(lambda: late or len(proxy.app.scheduler._running) == 1)
         hold.release.set()
         assert (await again)["content"].endswith("a")
         assert (len(emu.chats()), cancels(emu)) == (1, 0)
         await say(proxy, messages, stream=stream)  # and what was told once is not told again
         assert len(emu.chats()) == 2
+
+
+async def test_a_retry_with_another_key(serve: Serve) -> None:
+    """Nobody gets an answer that another key asked for, also where keys end at the proxy."""
+    async with emulated(serve, keys=["k1", "k2"]) as (emu, proxy):
+        hold = emu.hold("prefill")
+        body = {"messages": [user("a")]}
+        first, second = ({"Authorization": f"Bearer {key}"} for key in ("k1", "k2"))
+        asking = asyncio.create_task(proxy.ask(CHAT, body, headers=first))
+        await hold.reached.wait()
+        asking.cancel()
+        other = asyncio.create_task(proxy.ask(CHAT, body, headers=second))
+        await until(lambda: cancels(emu) == 1)
+        hold.release.set()
+        assert (await other).status == 200
+        assert [chat.finish for chat in emu.chats()] == ["cancel", "stop"]
 
 
 async def test_who_is_waited_for_holds_nobody_up(serve: Serve) -> None:
@@ -269,7 +286,7 @@ async def test_who_is_waited_for_holds_nobody_up(serve: Serve) -> None:
         asking = asyncio.create_task(proxy.ask(CHAT, {"messages": [user("a")]}))
         await hold.reached.wait()
         following = asyncio.create_task(say(proxy, [user("b")]))
-        await until(lambda: proxy.app.scheduler._permits == 2)
+        await until(lambda: proxy.app.scheduler.board._permits == 2)
         asking.cancel()
         await until(lambda: cancels(emu) == 1)
         hold.release.set()
@@ -323,7 +340,7 @@ async def test_a_server_that_comes_later(serve: Serve) -> None:
         emu.boot()
         await emu.start()
         await say(proxy, [user("a")])
-        await proxy.look(Mode.FORWARD)
+        await proxy.look(Mode.ROUTED)
         assert "FastFlowLM" in proxy.app.keeper.verdict.why
         await proxy.stop()
 

@@ -113,8 +113,8 @@ async def test_pages(proxy: Proxy) -> None:
     assert (await proxy.chat("hello")).status == 200
     await proxy.look()
     slots = (await proxy.page("api/slots"))["slots"]
-    assert [(row["slot"], row["state"]) for row in slots] == [(0, "free"), (1, "free")]
-    assert sorted(row["content"] for row in slots) == ["known", "unknown"]
+    assert [(row["index"], row["state"]) for row in slots] == [(0, "free"), (1, "free")]
+    assert sorted(row["tokens"] is not None for row in slots) == [False, True]
     (row,) = [row for row in (await proxy.page("api/requests"))["requests"] if row["path"] == CHAT]
     assert (row["reason"], row["status"], row["reused"]) == ("cold", 200, 0)
     assert row["costs"]

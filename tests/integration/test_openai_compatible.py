@@ -91,3 +91,13 @@ async def test_no_advice_that_does_not_help(serve: Serve, toy: str, tmp_path: An
     assert (proxy.app.scheduler.mode, proxy.app.keeper.up) == (Mode.FORWARD, True)
     verdict = proxy.app.keeper.verdict
     assert ("no slots" in verdict.why, verdict.advice) == (True, "")
+
+
+async def test_tokens_are_estimated(serve: Serve, toy: str) -> None:
+    """It has no counter: what it said of earlier prompts is the measure."""
+    proxy = await serve(url=toy, slot_dir=None)
+    body = {**chat("hello"), "model": "claude"}
+    await proxy.ask("/v1/messages", body)
+    got = await proxy.ask("/v1/messages/count_tokens", body)
+    assert (got.status, got.headers["x-slotkeeper-count"]) == (200, "estimate")
+    assert got.json["input_tokens"] == USAGE["prompt_tokens"]

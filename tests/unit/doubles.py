@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from proxy.backends.base import Facts, SlotView, StateIO
+from proxy.backends.base import Facts, Single, SlotView, StateIO
 from proxy.core.costs import Costs
 from proxy.core.records import Prompt, Snapshot
 from proxy.core.slots import Content
@@ -25,7 +25,7 @@ class Clock:
 
 
 @dataclass
-class FakeBackend:
+class FakeBackend(Single):
     """A backend whose slots are set by the test."""
 
     views: list[SlotView] = field(default_factory=list)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import stat
+import sys
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from proxy.app import App
@@ -14,6 +17,7 @@ from proxy.core.ledger import Conversation, Line
 from proxy.core.records import Mode
 from proxy.effects import Nothing
 from proxy.engine import free_port
+from proxy.reload import LIVE
 from proxy.store.ledger import LedgerStore
 from proxy.store.snapshots import StoreBusyError
 from tests.unit.factories import chat, content, snapshot
@@ -167,3 +171,67 @@ async def test_nothing_does_nothing() -> None:
     assert await nothing.save(0, held) is held
     assert await nothing.restore(0, snapshot(range(9))) is False
     assert nothing.judge(5, 5)
+
+
+async def test_reload(tmp_path: Path) -> None:
+    """What may change while it runs does so in each place that goes by it (``proxy.live``)."""
+    app = App(config(tmp_path))
+    url = await app.start()
+    async with aiohttp.ClientSession() as client:
+        async with client.get(f"{url}/v1/models") as answer:
+            assert answer.status == 502
+        server = {"keys": ["k"], "max_queue": 3, "queue_timeout": 4, "ping_interval": 5}
+        changed = app._config.model_copy(
+            update={
+                "server": Server.model_validate({"port": 0, "drain_timeout": 6, **server}),
+                "cache": Cache(max_files=7, idle_seconds=8, keep_free=9),
+                "normalise": Normalise(rules=("-clock",)),
+            }
+        )
+        app.reload(changed)
+        async with client.get(f"{url}/v1/models") as answer:
+            assert answer.status == 401
+    assert (app.scheduler.max_queue, app.scheduler.queue_timeout) == (3, 4)
+    assert app.transfer is not None
+    assert (app.transfer.limits.max_files, app.transfer.budget.keep_free) == (7, 9)
+    assert app._live.saver is not None
+    assert app._live.saver.idle_seconds == 8
+    assert app._live.chat is not None
+    assert app._live.chat.ping_interval == 5
+    assert app._live.normaliser is not None
+    assert "clock" not in app._live.normaliser.on
+    assert app._config.server.drain_timeout == 6
+    await app.stop()
+
+
+def test_a_reload_that_fails_changes_nothing(tmp_path: Path) -> None:
+    """Where the slot directory is gone the old settings stay, all of them."""
+    slots = tmp_path / "slots"
+    slots.mkdir()
+    app = App(config(slots))
+    before = app._config
+    slots.rmdir()
+    with pytest.raises(OSError, match="slots"):
+        app.reload(before.model_copy(update={"server": Server(max_queue=3)}))
+    assert app._config is before
+    assert app.scheduler.max_queue == before.server.max_queue
+
+
+async def test_reload_before_start() -> None:
+    """Without a store, and before anything listens, there is less to change."""
+    app = App(config())
+    app.reload(config(None, max_queue=3))
+    assert app.scheduler.max_queue == 3
+    assert "server.max_queue" in LIVE
+    await app.stop()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes mean nothing there")
+async def test_two_users_of_one_group(tmp_path: Path) -> None:
+    """A slot directory that its group may write to is shared with the backend's user."""
+    for mode, kept in ((0o2770, 0o2770), (0o770, 0o700)):
+        await asyncio.to_thread(tmp_path.chmod, mode)
+        app = App(config(tmp_path))
+        await app.start()
+        await app.stop()
+        assert stat.S_IMODE((tmp_path / "slotkeeper").stat().st_mode) == kept

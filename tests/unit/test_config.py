@@ -310,3 +310,23 @@ def test_unknown_rules_are_told_each_with_the_nearest_name(toml: Path) -> None:
 def test_warnings(flags: dict[str, object], warned: list[str]) -> None:
     """What is allowed and probably not meant is said, and nothing else."""
     assert [text.partition(":")[0] for text in load(None, flags, {}).warnings()] == warned
+
+
+def test_several_addresses(tmp_path: Path) -> None:
+    """A list in the file, commas elsewhere; each is checked, none is named twice."""
+    toml = tmp_path / "c.toml"
+    toml.write_text('[backend]\nurl = ["http://a:1/", "http://b:2"]\n')
+    assert load(toml, {}, {}).backend.urls == ("http://a:1", "http://b:2")
+    variable = {"SLOTKEEPER_BACKEND__URL": "http://a:1, http://b:2/"}
+    assert load(None, {}, variable).backend.urls == ("http://a:1", "http://b:2")
+    assert load(None, {}, {}).backend.urls == ("http://127.0.0.1:8080",)
+    for bad in ("http://a:1,", "http://a:1,ftp://b", ["http://a:1", 3], [], "http://a,http://a/"):
+        assert len(problems(flags={"backend.url": bad})) == 1
+
+
+def test_one_llama_server() -> None:
+    """Several of them are refused, for now; of other kinds they are not."""
+    flags = {"backend.url": "http://a,http://b", "backend.kind": "llama_server"}
+    (problem,) = problems(flags=flags)
+    assert problem == "--backend: backend.url: only one address of a llama-server is possible"
+    assert len(load(None, {**flags, "backend.kind": "fastflowlm"}, {}).backend.urls) == 2

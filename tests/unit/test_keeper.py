@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from proxy.backends.base import Facts, Verdict
 from proxy.core.prefix import PrefixIndex
 from proxy.core.records import Mode, Snapshot
+from proxy.core.routing import Routing
 from proxy.core.slots import Content, SlotState
 from proxy.errors import BackendTimeoutError, BackendUnreachableError, SlotkeeperError
 from proxy.keeper import RETRY_SECONDS, Keeper, Saver
@@ -81,6 +83,7 @@ class Bench:
         )
         self.verdict = verdict
         self.probes = 0
+        self.during: Callable[[], None] = lambda: None
         self.error: SlotkeeperError | None = None
         self.keeper = Keeper(
             self.backend,  # type: ignore[arg-type]
@@ -94,6 +97,7 @@ class Bench:
         """As the test says."""
         assert facts.instance == self.backend.name
         self.probes += 1
+        self.during()
         if self.error is not None:
             raise self.error
         return self.verdict
@@ -482,3 +486,141 @@ async def test_without_a_slot_directory_nothing_is_saved() -> None:
     await keeper.drain(1.0)
     assert keeper.up
     assert bench.transfer.done == []
+
+
+ROUTED = Verdict(Mode.ROUTED, "it holds one conversation")
+
+
+class Processes(FakeBackend):
+    """Two that hold one conversation each."""
+
+    missing: frozenset[int] = frozenset()
+
+    @property
+    def absent(self) -> frozenset[int]:
+        """As the test says."""
+        return self.missing
+
+    async def facts(self) -> Facts:
+        """What a pool says."""
+        return replace(await super().facts(), total_slots=2, routing=Routing())
+
+
+def routed_bench() -> tuple[Bench, Processes]:
+    """A keeper over them, without a place to save to."""
+    bench, backend = Bench(ROUTED), Processes()
+    bench.backend = backend
+    bench.scheduler.board._backend = backend  # type: ignore[assignment]
+    bench.keeper._backend = backend  # type: ignore[assignment]
+    return bench, backend
+
+
+async def test_processes_are_routed_to() -> None:
+    """Nothing is saved or asked for; a broken connection does not stop everybody."""
+    bench, _ = routed_bench()
+    await bench.keeper.step()
+    assert (bench.scheduler.mode, bench.scheduler.total_slots) == (Mode.ROUTED, 2)
+    bench.fill(0, 5000)
+    bench.clock.now += 100
+    bench.scheduler.lost()
+    await bench.keeper.step()
+    assert bench.probes == 1
+    assert bench.transfer.done == []
+    assert bench.scheduler.table[0].content is not None
+    await bench.keeper.drain(1.0)
+    assert bench.transfer.done == []
+
+
+async def test_a_missing_process_is_told() -> None:
+    """With its number, until it is back; what it held is gone."""
+    bench, backend = routed_bench()
+    await bench.keeper.step()
+    bench.fill(0, 5000)
+    bench.fill(1, 5000)
+    backend.missing = frozenset({1})
+    await bench.keeper.step()
+    assert "no answer from the servers 1 " in bench.keeper.verdict.advice
+    held = [row.content is not None for row in bench.scheduler.table]
+    assert held == [True, False]
+    backend.missing = frozenset()
+    await bench.keeper.step()
+    assert bench.keeper.verdict == ROUTED
+
+
+async def test_all_of_them_gone() -> None:
+    """Forward, until one is there again; then it is judged anew."""
+    bench, backend = routed_bench()
+    await bench.keeper.step()
+    backend.down = True
+    await bench.keeper.step()
+    assert (bench.scheduler.mode, bench.keeper.up) == (Mode.FORWARD, False)
+    backend.down = False
+    backend.missing = frozenset({0})
+    await bench.keeper.step()
+    assert bench.scheduler.mode is Mode.ROUTED
+    assert "servers 0 " in bench.keeper.verdict.advice
+
+
+async def test_idle_work_is_looked_after() -> None:
+    """At every step in mode routed, and stopped before the drain."""
+    bench, _ = routed_bench()
+    seen: list[str] = []
+
+    class Recording:
+        """A primer."""
+
+        def look(self) -> None:
+            """Called."""
+            seen.append("look")
+
+        async def stop(self) -> None:
+            """Called."""
+            seen.append("stop")
+
+    bench.keeper._primer = Recording()  # type: ignore[assignment]
+    await bench.keeper.step()
+    await bench.keeper.step()
+    await bench.keeper.drain(1.0)
+    assert seen == ["look", "look", "stop"]
+
+
+async def test_paused_nothing_is_proved_and_resumed_it_is() -> None:
+    """The backend is only forwarded to, and not probed, until its owner wants it again."""
+    bench = Bench()
+    await bench.keeper.step()
+    assert bench.scheduler.mode is Mode.EXCLUSIVE
+    bench.keeper.pause()
+    assert bench.scheduler.mode is Mode.FORWARD
+    probes = bench.probes
+    bench.keeper.lost()
+    await bench.keeper.step()
+    assert (bench.scheduler.mode, bench.probes) == (Mode.FORWARD, probes)
+    assert "paused" in bench.keeper.verdict.why
+    bench.keeper.resume()
+    assert "paused" not in bench.keeper.verdict.why
+    await bench.keeper.step()
+    assert (bench.scheduler.mode, bench.probes) == (Mode.EXCLUSIVE, probes + 1)
+    before = bench.keeper.verdict
+    bench.keeper.resume()
+    assert bench.keeper.verdict == before, "nothing was paused"
+
+
+async def test_paused_while_it_is_proved() -> None:
+    """A verdict that comes too late drives nothing."""
+    bench = Bench()
+    bench.during = bench.keeper.pause
+    await bench.keeper.step()
+    assert bench.scheduler.mode is Mode.FORWARD
+    assert "paused" in bench.keeper.verdict.why
+
+
+async def test_paused_while_the_backend_is_away() -> None:
+    """What is said follows what is: it does not answer, then it is paused again."""
+    bench = Bench()
+    bench.keeper.pause()
+    bench.backend.down = True
+    await bench.keeper.step()
+    assert "does not answer" in bench.keeper.verdict.why
+    bench.backend.down = False
+    await bench.keeper.step()
+    assert "paused" in bench.keeper.verdict.why

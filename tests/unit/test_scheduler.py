@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 
@@ -12,6 +13,7 @@ from proxy.backends.base import SlotView
 from proxy.core.placement import Need
 from proxy.core.queue import Lease
 from proxy.core.records import Mode, Prompt, Reason
+from proxy.core.routing import Routing
 from proxy.core.slots import SlotState
 from proxy.errors import (
     BackendUnreachableError,
@@ -498,7 +500,7 @@ async def test_what_the_engine_measured_is_learned(bench: Bench) -> None:
     for _ in range(50):
         bench.scheduler.measured(100, 900, 90.0)
     assert bench.effects.costs.prefill(0, 1000) == pytest.approx(100, rel=0.2)
-    assert b'prompt_tokens_total{kind="reused"} 5000.0' in bench.metrics.render()[0]
+    assert b'prompt_tokens_total{source="slot"} 5000.0' in bench.metrics.render()[0]
 
 
 async def test_time_alone_can_start_a_request(bench: Bench) -> None:
@@ -521,3 +523,89 @@ def test_views_are_plain_rows() -> None:
     backend = FakeBackend()
     backend.occupy(5, busy=frozenset({0}))
     assert backend.views == [SlotView(0, 4096, is_processing=True, id_task=0, n_tokens=5)]
+
+
+@pytest.fixture
+async def routed() -> AsyncIterator[Bench]:
+    """One process that holds one conversation."""
+    made = Bench(total=0)
+    made.scheduler.route(1, Routing())
+    yield made
+    await made.scheduler.quiet()
+    assert made.scheduler.quiescent()
+
+
+async def test_routed_places_without_looking(routed: Bench) -> None:
+    """No rendered prompt, no slots asked for, and a lease names the process."""
+    lease = await routed.turn(Need(chat("s", "q"), wanted=5), 0, 900, 950)
+    assert (lease.slot, lease.reason) == (0, Reason.COLD)
+    lease = await routed.turn(Need(chat("s", "q", "a", "r")), 900, 990, 1000)
+    assert (lease.slot, lease.reason) == (0, Reason.SLOT_HIT)
+    assert not routed.backend.asked.is_set()
+
+
+async def test_the_next_step_of_a_tool_loop_is_waited_for(routed: Bench) -> None:
+    """Another conversation stands back while it is expected, and comes after it."""
+    async with routed.scheduler.lease(Need(chat("s", "q")), unresolved) as lease:
+        routed.scheduler.observed(lease, 0, 5000)
+        lease.expects = True
+        lease.finish(5000)
+    other, release = await start(routed, Need(chat("x")))
+    step = await routed.turn(Need(chat("s", "q", "a", "tool")), 5000, 5100, 5200)
+    assert step.reason is Reason.SLOT_HIT
+    assert not other.done()
+    routed.clock.now += 10
+    routed.scheduler.tick()
+    release.set()
+    await other
+
+
+async def test_a_kept_slot_is_given_up_by_itself() -> None:
+    """Nobody has to come for it: a timer ends it."""
+    bench = Bench(total=0)
+    bench.scheduler._clock = bench.scheduler.board._clock = time.time
+    bench.scheduler.route(1, Routing())
+    async with bench.scheduler.lease(Need(chat("s", "q")), unresolved) as lease:
+        bench.scheduler.observed(lease, 0, 50)
+        lease.finish(4)  # a hold of 20 ms
+    async with bench.scheduler.lease(Need(chat("x")), unresolved) as lease:
+        assert lease.queued > 0.005
+        lease.finish(4)
+    await bench.scheduler.quiet()
+
+
+async def test_a_broken_connection_costs_routed_only_its_slot(routed: Bench) -> None:
+    """The keeper is told; requests go on."""
+    told: list[bool] = []
+    routed.scheduler.on_lost = lambda: told.append(True)
+    await routed.turn(Need(chat("s", "q")), 0, 900, 950)
+    routed.scheduler.lost()
+    assert told == [True]
+    assert routed.scheduler.mode is Mode.ROUTED
+    assert routed.scheduler.table[0].content is not None
+    await routed.broken_off(Need(chat("s", "q", "a", "r")))
+    await routed.scheduler.quiet()
+    assert routed.scheduler.table[0].content is None
+
+
+async def test_arrivals_are_told(routed: Bench) -> None:
+    """Not those of idle work itself."""
+    seen: list[Prompt] = []
+    routed.scheduler.on_arrival = seen.append
+    await routed.turn(Need(chat("s", "q")), 0, 900, 950)
+    routed.clock.now += 10
+    await routed.turn(Need(chat("y"), wanted=0, idle=True), 0, 900, 950)
+    assert [prompt.chain for prompt in seen] == [chat("s", "q").chain]
+
+
+async def test_who_came_before_the_verdict_is_routed() -> None:
+    """A request that waited while the backend was looked at is placed as all others."""
+    bench = Bench(total=0)
+    assert await bench.scheduler.hold(1.0)
+    task, release = await start(bench, Need(chat("s", "q"), wanted=3, wide=True))
+    bench.scheduler.route(1, Routing())
+    bench.scheduler.unhold()
+    release.set()
+    await task
+    assert bench.scheduler.table[0].content is not None
+    await bench.scheduler.quiet()

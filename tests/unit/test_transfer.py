@@ -188,7 +188,7 @@ async def test_a_backend_that_dies_while_saving_is_reported(place: Place) -> Non
 )
 async def test_no_save_beyond_the_limits(place: Place, limits: Limits, budget: Budget) -> None:
     """Too large for the store, the day's writes used up, or the disk nearly full."""
-    place.transfer._limits, place.transfer._budget = limits, budget
+    place.transfer.limits, place.transfer.budget = limits, budget
     after = await place.save(range(300))
     assert after.n_saved == 0
     assert place.engine.calls == []
@@ -198,7 +198,7 @@ async def test_no_save_beyond_the_limits(place: Place, limits: Limits, budget: B
 async def test_the_write_budget_is_of_one_day(place: Place) -> None:
     """Tomorrow there is a new one, and a restart does not renew it."""
     size = len(state_bytes(range(300)))
-    place.transfer._budget = Budget(0, size + 10)
+    place.transfer.budget = Budget(0, size + 10)
     for n in range(5):
         place.transfer.costs.observe_size(300, size)
         await place.save([n * 1000 + i for i in range(300)])
@@ -209,8 +209,8 @@ async def test_the_write_budget_is_of_one_day(place: Place) -> None:
         place.store,
         place.metrics,
         place.clock,
-        place.transfer._limits,
-        place.transfer._budget,
+        place.transfer.limits,
+        place.transfer.budget,
     )
     await again.adopt(FINGERPRINT)
     place.engine.slots[0] = array("i", range(7000, 7300))
@@ -221,7 +221,7 @@ async def test_the_write_budget_is_of_one_day(place: Place) -> None:
 
 async def test_the_least_useful_goes_when_there_are_too_many(place: Place) -> None:
     """Limits hold after every save, and never at the cost of the new one."""
-    place.transfer._limits = Limits(max_bytes=GIB, max_files=3, max_age=1e6)
+    place.transfer.limits = Limits(max_bytes=GIB, max_files=3, max_age=1e6)
     for n in range(5):
         place.clock.now += 100
         await place.save([n * 1000 + i for i in range(300)])
@@ -324,6 +324,20 @@ async def test_a_store_that_fails_for_once_loses_no_snapshot(
     assert await place.transfer.restore(1, found)
 
 
+async def test_the_gauges_are_right_from_the_start(place: Place) -> None:
+    """What an earlier run left on disk shows before this one saves anything."""
+    await place.save(range(300))
+    (found,) = list(place.transfer.index)
+    assert await place.transfer.restore(1, found)
+    assert place.count(f"restore_bytes_total {float(found.size)}")
+    place.metrics.store_files.set(0)
+    place.transfer.fingerprint = ""
+    await place.transfer.adopt(FINGERPRINT)
+    assert place.count("store_files 1.0")
+    assert place.count("store_limit_bytes 1.073741824e+09")
+    assert not place.count("disk_free_bytes 0.0")
+
+
 async def test_three_restores_in_vain_retire_restoring(place: Place) -> None:
     """Counted against the engine's own figure; a good one starts the count anew."""
     await place.save(range(300))
@@ -333,8 +347,10 @@ async def test_three_restores_in_vain_retire_restoring(place: Place) -> None:
     assert not judge(300, 10)
     assert judge(300, 300)
     assert not place.transfer.retired
+    assert place.count("restores_retired 0.0")
     assert [judge(300, 0) for _ in range(3)] == [False] * 3
     assert place.transfer.retired
+    assert place.count("restores_retired 1.0")
     assert place.transfer.matches(request(range(310))) == ()
     await place.transfer.remember()
     place.transfer.fingerprint = ""
@@ -426,7 +442,7 @@ async def test_a_disk_that_forgets_nothing_says_so(
 
 async def test_limits_count_other_models_too_and_theirs_go_first(place: Place) -> None:
     """A model nobody serves any more must not fill the disk."""
-    place.transfer._limits = Limits(max_bytes=GIB, max_files=2, max_age=1000)
+    place.transfer.limits = Limits(max_bytes=GIB, max_files=2, max_age=1000)
     await place.save(range(300))
     await place.save(range(5000, 5300))
     await place.transfer.adopt("e" * 32)

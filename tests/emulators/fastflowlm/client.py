@@ -139,11 +139,15 @@ class Wire:
 async def ask(
     url: str, target: str, body: Any = None, *, method: str = "", kind: str = "application/json"
 ) -> Reply:
-    """One request on its own connection. ``body`` None is a GET; bytes are sent as they are."""
+    """One request on its own connection, closed also when the caller gives up.
+
+    ``body`` None is a GET; bytes are sent as they are.
+    """
     wire = Wire(url)
     await wire.open()
     data = body if isinstance(body, bytes) else orjson.dumps(body) if body is not None else b""
-    await wire.send(method or ("GET" if body is None else "POST"), target, data, kind)
-    reply = parse(await wire.rest())
-    await wire.close()
-    return reply
+    try:
+        await wire.send(method or ("GET" if body is None else "POST"), target, data, kind)
+        return parse(await wire.rest())
+    finally:
+        await wire.close()

@@ -43,3 +43,31 @@ def type_error(wanted: str, value: Any) -> JsonError:
     return JsonError(
         f"[json.exception.type_error.302] type must be {wanted}, but is {kind_of(value)}"
     )
+
+
+def member(value: Any, name: str) -> Any:
+    """``value[name]`` of a value that is const: what is not there is undefined (section 1.4).
+
+    Raises:
+        JsonError: it is no object.
+        UndefinedBehaviour: it has no such member.
+    """
+    if not isinstance(value, dict):
+        raise JsonError(
+            "[json.exception.type_error.305] cannot use operator[] with a string argument with "
+            f"{kind_of(value)}"
+        )
+    if name not in value:
+        raise UndefinedBehaviour(f"operator[] of a const object without {name}")
+    return value[name]
+
+
+def string_of(value: Any) -> str:
+    """``get<std::string>()``.
+
+    Raises:
+        JsonError: it is no string.
+    """
+    if not isinstance(value, str):
+        raise type_error("string", value)
+    return value

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.emulators.fastflowlm.errors import JsonError, kind_of, type_error
+from tests.emulators.fastflowlm.errors import (
+    JsonError,
+    kind_of,
+    member,
+    string_of,
+    type_error,
+)
 
 Message = dict[str, Any]
 
@@ -58,15 +64,9 @@ def merge(messages: Any) -> list[Message]:
     return merged
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise type_error("string", value)
-    return value
-
-
 def _image(part: dict[str, Any]) -> str:
     """The base64 of a part, or the URL that nobody fetches; "" if it is not taken."""
-    url = _text(part["image_url"]["url"])
+    url = string_of(member(member(part, "image_url"), "url"))
     for prefix in IMAGE_PREFIXES:
         if url.startswith(prefix):
             url = url.removeprefix(prefix)
@@ -84,11 +84,11 @@ def _flat(message: Message) -> Message:
     for part in content if isinstance(content, list) else []:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "text":
-            texts.append(_text(part.get("text")))
+            texts.append(string_of(member(part, "text")))
         elif kind == "image_url":
             images.append(_image(part))
         elif kind == "input_audio":
-            audios.append(_text(part["input_audio"]["data"]))
+            audios.append(string_of(member(member(part, "input_audio"), "data")))
     flat = {**message, "content": "".join(texts)}
     if any(images):
         flat["images"] = [image for image in images if image]

@@ -66,6 +66,7 @@ class Process:
         self.chunk_len = max(self.options.prefill_chunk_len, 512)
         self.active = 0  # connection slots in use, those that leaked included
         self.crashed = False
+        self.died_of = ""
         self.stopping = asyncio.Event()
         if self.options.model != NO_MODEL:
             self._load(self.options.model)

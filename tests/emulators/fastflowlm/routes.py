@@ -10,7 +10,12 @@ from typing import Any
 from tests.emulators.fastflowlm.call import Call
 from tests.emulators.fastflowlm.chat import chat, field, server_error, text_of
 from tests.emulators.fastflowlm.engine import Engine, Prompt
-from tests.emulators.fastflowlm.errors import JsonError, UndefinedBehaviour, type_error
+from tests.emulators.fastflowlm.errors import (
+    JsonError,
+    UndefinedBehaviour,
+    string_of,
+    type_error,
+)
 from tests.emulators.fastflowlm.models import CATALOGUE, Model
 from tests.emulators.fastflowlm.normalise import Message
 from tests.emulators.fastflowlm.shapes import sse
@@ -231,6 +236,12 @@ async def generate(call: Call) -> None:
     await call.end(to_json({**head, "response": "", **last}) + b"\n")
 
 
+def _flat(message: Any) -> Message:
+    if not isinstance(message, dict):
+        raise type_error("object", message)
+    return {**message, "content": string_of(message.get("content") or "")}
+
+
 async def ollama_chat(call: Call) -> None:
     """Ollama's chat: the context is gone afterwards, the checksums are not.
 
@@ -238,13 +249,13 @@ async def ollama_chat(call: Call) -> None:
     """
     messages = _needs(call, "messages")
     call.record.stream = field(call.body, "stream", False, "boolean")
-    options = call.body.get("options", {})
+    options = field(call.body, "options", {}, "object")
     limit = int(field(options, "num_predict", 4096, "number"))
     engine = await _engine(call)
     if engine is None:
         return
     engine.configure(call.body)
-    flat = [{**m, "content": m.get("content") or ""} for m in messages]
+    flat = [_flat(message) for message in messages] if isinstance(messages, list) else []
     if not await _insert(call, engine, flat):
         return
     head = {"model": call.body.get("model", call.emu.current_tag)}
@@ -264,7 +275,9 @@ async def embeddings(call: Call) -> None:
     """Vectors that only depend on the length of each text; null without ``--embed``."""
     _needs(call, "model")
     given = _needs(call, "input")
-    texts = [given] if isinstance(given, str) else list(given or [])
+    if not isinstance(given, str | list):
+        raise type_error("array", given)
+    texts = [given] if isinstance(given, str) else [string_of(text) for text in given]
     await call.emu.clock.sleep(EMBEDDING_SECONDS * len(texts))
     if not call.emu.options.embed:
         await call.answer(None)

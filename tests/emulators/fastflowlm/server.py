@@ -80,6 +80,7 @@ class Emulator(Process):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._connections.clear()
 
     async def restart(self) -> None:
         """A new process in the place of one that crashed, or was to go."""
@@ -104,6 +105,7 @@ class Emulator(Process):
         self.active += 1
         self.counters["connections"] += 1
         connection = Connection(reader, writer, self.options.max_body)
+        self._connections.add(connection)  # now: the task may be cancelled before it starts
         task = asyncio.create_task(self._serve(connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -117,7 +119,6 @@ class Emulator(Process):
                 freed = True
                 self.active -= 1
 
-        self._connections.add(connection)
         leaked = False
         try:
             leaked = await self._requests(connection, free)
@@ -174,10 +175,10 @@ class Emulator(Process):
         try:
             await self._handle(call, handler)
         except Crash:
-            await self._crash()
+            await self._crash("emulated crash")
         except UndefinedBehaviour as error:
             if self.options.ub == "crash":
-                await self._crash()
+                await self._crash(str(error))
                 return
             if self.engine is not None:
                 self.engine.clear()
@@ -240,10 +241,10 @@ class Emulator(Process):
 
     async def _poison(self, call: Call) -> None:
         """A thread dies with the lock in its hands; its client waits for ever."""
-        self.npu.poisoned = call.locked
+        self.npu.poisoned |= call.locked
         await self.linger(call.connection)
 
-    async def _crash(self) -> None:
-        self.crashed = True
+    async def _crash(self, why: str) -> None:
+        self.crashed, self.died_of = True, why
         self.counters["crashes"] += 1
         await self.stop()

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from tests.emulators.fastflowlm.errors import type_error
 from tests.emulators.fastflowlm.models import Model
 from tests.emulators.fastflowlm.normalise import Message
 from tests.emulators.fastflowlm.tokens import IMAGE, IMAGE_TOKENS
@@ -41,8 +42,12 @@ def _tool_head(tools: list[Any]) -> str:
 def _calls(message: Message) -> str:
     """A turn's tool calls as the model writes them, with the client's argument text as it is."""
     out = ""
-    for call in message.get("tool_calls") or []:
-        function = call.get("function", {}) if isinstance(call, dict) else {}
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise type_error("array", calls)  # the template engine's words are not known
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        function = function if isinstance(function, dict) else {}
         arguments = function.get("arguments", {})
         text = arguments if isinstance(arguments, str) else _json(arguments)
         name = _json(function.get("name", ""))

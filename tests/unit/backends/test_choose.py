@@ -10,7 +10,8 @@ from proxy.backends.choose import UNDRIVEN, Chosen, build
 from proxy.backends.fastflowlm import FastFlowLM
 from proxy.backends.llama_server import LlamaServer
 from proxy.backends.openai_compatible import OpenAICompatible
-from proxy.errors import BackendRefusedError, BackendUnreachableError
+from proxy.backends.pool import Pool
+from proxy.errors import BackendBrokenError, BackendRefusedError, BackendUnreachableError
 from tests.unit.backends.raw import by_path, http, raw_server
 from tests.unit.backends.test_llama_server import INTRODUCTION
 
@@ -126,3 +127,32 @@ async def test_undriven_kinds_are_real() -> None:
             backend = build(name, s.url, key=None, **TIMES)
             assert (await backend.facts()).kind in UNDRIVEN
             await backend.close()
+
+
+async def test_several() -> None:
+    """Of a kind that is named, or of the kind of the first that answers."""
+    async with raw_server(by_path({})) as gone:
+        pass
+    for kind in ("fastflowlm", "openai_compatible"):
+        named = build(kind, gone.url, "http://127.0.0.1:1", key=None, **TIMES)
+        assert isinstance(named, Pool)
+        await named.close()
+    async with raw_server(by_path({"/api/npu/status": NPU})) as there:
+        chosen = build("auto", gone.url, there.url, key=None, **TIMES)
+        assert isinstance(chosen, Chosen)
+        assert (chosen.absent, chosen.primes(0, b"{}")) == (frozenset(), False)
+        assert isinstance(await chosen.driver(), Pool)
+        await chosen.instance()
+        assert chosen.absent == {0}
+        assert not chosen.primes(1, b"{}")
+        await chosen.close()
+
+
+async def test_several_llama_servers() -> None:
+    """Are refused with what to do; while it cannot be told, too."""
+    answers: dict[str, object] = dict(INTRODUCTION)
+    async with raw_server(by_path(answers)) as one:
+        chosen = build("auto", one.url, "http://127.0.0.1:1", key=None, **TIMES)
+        with pytest.raises(BackendBrokenError, match="this one is a llama-server"):
+            await chosen.instance()
+        await chosen.close()

@@ -12,7 +12,8 @@ import orjson
 import pytest
 
 from proxy.backends import fastflowlm
-from proxy.backends.fastflowlm import CHAT, FastFlowLM
+from proxy.backends.fastflowlm import FastFlowLM
+from proxy.backends.flm_work import CHAT
 from proxy.errors import BackendBrokenError, BackendRefusedError, BadRequestError
 from tests.unit.backends.raw import by_path, http, raw_server
 
@@ -91,15 +92,15 @@ async def test_what_is_no_json() -> None:
     """A form goes out as it came, its type with it; a refusal keeps its status."""
 
     async def pieces() -> AsyncIterator[bytes]:
-        yield b"--b"
-        yield b"--"
+        yield b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nw\r\n'
+        yield b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\nRIFF\r\n--b--'
 
     seen: list[bytes] = []
     async with driver({"/v1/audio/transcriptions": {"text": "t"}}, seen) as backend:
         kind = [("Content-Type", "multipart/form-data; boundary=b"), ("X", "y")]
         async with backend.send("POST", "/v1/audio/transcriptions", kind, pieces()) as upstream:
             assert (upstream.status, await upstream.read()) == (200, b'{"text":"t"}')
-        assert seen[-1].endswith(b"\r\n\r\n--b--")
+        assert seen[-1].endswith(b"RIFF\r\n--b--")
         assert b"boundary=b" in seen[-1]
         async with backend.send("POST", "/no/such", [], None) as upstream:
             assert upstream.status == 404

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.backends.flm_answer import Repair, assembled, judged
+from proxy.backends.flm_answer import Repair, assembled, judged, too_long
 from proxy.core.sse import encode
 
 DONE = b"data: [DONE]\n\n"
@@ -158,8 +158,6 @@ def test_assembled() -> None:
          "server_error"),
         (200, {"error": {"message": "[json.exception.type_error.302] x", "code": 500}}, 400,
          "invalid_request_error"),
-        (400, {"error": {"message": "Max length reached!", "type": "model_error", "code": 400}},
-         400, "exceed_context_size_error"),
         (200, {"error": "anything"}, 500, "backend_error"),
         (200, {"error": {"message": "m", "code": "x"}}, 500, "backend_error"),
         (503, {"error": "NPU is in use and request queue is full"}, 503, "backend_error"),
@@ -179,3 +177,39 @@ def test_errors(status: int, body: Any, want: int, kind: str) -> None:
 def test_what_is_no_error(body: bytes) -> None:
     """Other answers stay as they are."""
     assert judged(200, body) == (200, body)
+
+
+def test_too_long() -> None:
+    """A prompt that does not fit is told as OpenAI tells it, with the sizes as far as known."""
+    said = orjson.dumps({"error": {"message": "Max length reached!", "code": 400}})
+    for capacity, figures in ((0, (None, None)), (512, (512, 512))):
+        status, body = judged(400, said, capacity)
+        error = orjson.loads(body)["error"]
+        assert (status, error["code"]) == (400, "context_length_exceeded")
+        assert (error["type"], error["source"]) == ("exceed_context_size_error", "backend")
+        assert (error.get("n_prompt_tokens"), error.get("n_ctx")) == figures
+        assert "--ctx-len" in error["hint"]
+    local = orjson.loads(too_long(900, 512, source="slotkeeper"))["error"]
+    assert (local["n_prompt_tokens"], local["source"]) == (900, "slotkeeper")
+    assert "900 tokens or more, 512 at most" in local["message"]
+
+
+def test_stop_strings() -> None:
+    """The text ends before the first of them; what was held back in vain comes at the end."""
+    data = (
+        chunk({"content": "a S"}) + chunk({"content": "TOP b"}) + call(1, "x") + end("tool_calls")
+    )
+    events, repair = repaired(data, stops=("STOP",))
+    text = "".join(e["choices"][0]["delta"].get("content", "") for e in events[:-1])
+    assert (text, repair.stopped, events[-2]["choices"][0]["finish_reason"]) == ("a ", True, "stop")
+    assert not any(e["choices"][0]["delta"].get("tool_calls") for e in events[:-1])
+    assert repair.message["content"] == "a STOP b"
+    events, repair = repaired(chunk({"content": "a ST"}) + end("length"), stops=("STOP",))
+    text = "".join(e["choices"][0]["delta"].get("content", "") for e in events[:-1])
+    assert (text, repair.stopped, events[-2]["choices"][0]["finish_reason"]) == (
+        "a ST", False, "length",
+    )  # fmt: skip
+    events, _ = repaired(chunk({"content": "a ST"}) + call(1, "x") + end("tool_calls"),
+                         stops=("STOP",))  # fmt: skip
+    shown = [e["choices"][0]["delta"] for e in events[:-1]]
+    assert (shown[1]["content"], shown[1]["tool_calls"][0]["index"]) == ("ST", 0)

@@ -10,6 +10,7 @@ from proxy.backends import flm_request
 from proxy.errors import BadRequestError
 
 TAG = "qwen3.5:4b"
+PNG = "data:image/png;base64,AAAA"
 CATALOGUE = {TAG, "gpt-oss:20b", "llama3.2:1b"}
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 TOOL = {"type": "function", "function": {"name": "ls", "parameters": {"default": None}}}
@@ -25,13 +26,12 @@ def sent(modern: bool = False, loaded: str = "", **body: Any) -> dict[str, Any]:
     ("message", "want"),
     [
         ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "ab"),
-        ({"content": [{"type": "text", "text": "a"}, {"type": "file", "x": 1}]}, "a"),
         ({"content": None}, ""),
         ({}, ""),
         ({"content": []}, ""),
         (
-            {"content": [{"type": "image_url", "image_url": {"url": "u"}, "detail": None}]},
-            [{"type": "image_url", "image_url": {"url": "u"}}],
+            {"content": [{"type": "image_url", "image_url": {"url": PNG}, "detail": None}]},
+            [{"type": "image_url", "image_url": {"url": PNG}}],
         ),
     ],
 )
@@ -76,6 +76,9 @@ def test_what_is_not_read_is_not_sent() -> None:
         ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
         ({"max_tokens": 5.0, "max_completion_tokens": 9}, {"max_tokens": 5}),
         ({"max_tokens": None, "max_completion_tokens": 9}, {"max_tokens": 9}),
+        ({"max_tokens": 0}, {"max_tokens": 1}),
+        ({"max_tokens": -1, "top_k": 10**12}, {"max_tokens": -1, "top_k": 10**6}),
+        ({"reasoning_effort": "none", "model": TAG}, {"think": False, "reasoning_effort": "none"}),
         ({"reasoning_effort": "minimal"}, {"reasoning_effort": "low"}),
         ({"reasoning_effort": None}, {"reasoning_effort": "medium"}),
         ({"think": False, "model": TAG}, {"think": False}),
@@ -112,9 +115,9 @@ def test_tools(modern: bool) -> None:
     usual = sent(modern, tools=[strict], tool_choice="auto", parallel_tool_calls=True)
     assert usual["tools"] == [TOOL]
     assert not {"tool_choice", "parallel_tool_calls"} & set(usual)
-    assert sent(modern, tools=[TOOL], tool_choice="none").get("tool_choice") == (
-        "none" if modern else None
-    )
+    assert not {"tools", "tool_choice"} & set(sent(modern, tools=[TOOL], tool_choice="none"))
+    required = sent(modern, tools=[TOOL], tool_choice="required")
+    assert required.get("tool_choice") == ("required" if modern else None)
     assert not {"tools", "tool_choice"} & set(sent(modern, tools=[], tool_choice="none"))
     assert ("stream_options" in usual) is modern
 
@@ -127,20 +130,110 @@ def test_tools(modern: bool) -> None:
         {"messages": [{"content": "x"}]},
         {"messages": [{"role": "user", "content": 7}]},
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]},
+        {"messages": [{"role": "user", "content": ["x"]}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": 1}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": {"a": 1}}]},
         {"temperature": "hot"},
         {"max_tokens": True},
         {"tools": [{"type": "function"}]},
+        {"n": 2},
     ],
 )
 def test_what_would_break_it_is_refused(body: dict[str, Any]) -> None:
-    """The server never sees what it could not read."""
+    """The server never sees what it could not read, nor leaves out without a word."""
     with pytest.raises(BadRequestError):
         sent(**body)
 
 
+@pytest.mark.parametrize(
+    "url", ["https://a/b.png", "http://a", "file:///x", "data:image/webp;base64,AA", "", None]
+)
+def test_images_it_cannot_see(url: Any) -> None:
+    """Nobody fetches an address, and only two formats are read."""
+    part = {"type": "image_url", "image_url": {"url": url}}
+    with pytest.raises(BadRequestError):
+        sent(messages=[{"role": "user", "content": [part]}])
+
+
+def test_what_an_answer_held_beside_text() -> None:
+    """Parts of an answer that were never text are no reason to refuse it."""
+    parts = [{"type": "thinking", "thinking": "t"}, {"type": "text", "text": "a"}]
+    assert sent(messages=[{"role": "assistant", "content": parts}])["messages"][0] == {
+        "role": "assistant", "content": "a",
+    }  # fmt: skip
+
+
+def test_systems_that_come_later() -> None:
+    """They become the user's, set apart from what the server joins them with."""
+    given = [
+        {"role": "system", "content": "S"},
+        {"role": "developer", "content": "T"},
+        {"role": "user", "content": "a"},
+        {"role": "system", "content": "note"},
+    ]
+    got = sent(messages=given)["messages"]
+    assert [message["role"] for message in got] == ["system", "system", "user", "user"]
+    assert got[-1]["content"] == "\n\nnote\n\n"
+
+
+def test_calls_as_the_model_wrote_them() -> None:
+    """Only where the model goes on from its own text."""
+    call = {"id": "c", "function": {"name": "ls", "arguments": '{"a":1,"b":2}'}}
+    tool = {"type": "function", "function": {
+        "name": "ls", "parameters": {"properties": {"b": {}, "a": {}}}}}  # fmt: skip
+    said = [*HELLO, {"role": "assistant", "tool_calls": [call]}]
+
+    def arguments(tag: str) -> str:
+        (made,) = sent(loaded=tag, messages=said, tools=[tool])["messages"][1]["tool_calls"]
+        return str(made["function"]["arguments"])
+
+    assert arguments("qwen3-it:4b") == '{"b": 2, "a": 1}'
+    assert arguments(TAG) == '{"a":1,"b":2}'
+
+
+@pytest.mark.parametrize(
+    ("body", "modern", "want"),
+    [
+        ({}, False, []),
+        ({"response_format": {"type": "text"}, "seed": None, "logit_bias": {}}, False, []),
+        ({"response_format": {"type": "json_object"}, "seed": 3}, True,
+         ["response_format", "seed"]),
+        ({"tools": [TOOL], "tool_choice": "required"}, False, ["tool_choice"]),
+        ({"tools": [TOOL], "tool_choice": "required"}, True, []),
+        ({"tools": [TOOL], "tool_choice": "none", "parallel_tool_calls": False}, False,
+         ["parallel_tool_calls"]),
+    ],
+)  # fmt: skip
+def test_what_is_not_heeded(body: dict[str, Any], modern: bool, want: list[str]) -> None:
+    """Fields that ask for another answer than the server gives are named."""
+    assert flm_request.unread(body, modern=modern) == want
+
+
 def test_other_paths() -> None:
     """No nulls, and no name that loads a model, except for engines of their own."""
-    done = flm_request.other({"prompt": "x", "model": "gpt-4o", "n": None}, catalogue=CATALOGUE)
+    done = flm_request.other(
+        "/v1/completions", {"prompt": "x", "model": "gpt-4o", "n": None}, catalogue=CATALOGUE
+    )
     assert done == {"prompt": "x"}
     embed = {"input": "x", "model": "embed-gemma:300m"}
-    assert flm_request.other(embed, catalogue=CATALOGUE) == embed
+    assert flm_request.other("/v1/embeddings", embed, catalogue=CATALOGUE) == embed
+    ollama = {"model": "gpt-4o", "messages": []}
+    assert flm_request.other("/api/chat", ollama, catalogue=CATALOGUE) == {"messages": []}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": None}),
+        ("/v1/embeddings", {"input": "x"}),
+        ("/api/generate", {}),
+        ("/api/chat", {}),
+        ("/api/chat", {"messages": [], "stream": True}),
+    ],
+)
+def test_what_other_paths_do_not_survive(path: str, body: dict[str, Any]) -> None:
+    """A missing field is undefined behaviour there, and Ollama's stream a crash."""
+    with pytest.raises(BadRequestError):
+        flm_request.other(path, body, catalogue=CATALOGUE)

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from proxy.backends import probe as probing
-from proxy.backends.base import Facts, SlotView, StateIO, Verdict
+from proxy.backends.base import Facts, Single, SlotView, StateIO, Verdict
 from proxy.core.records import Mode
 from proxy.errors import BackendBrokenError, BackendRefusedError, BackendUnreachableError
 
@@ -56,7 +56,7 @@ class Answer:
         return await self.read_some()
 
 
-class FakeBackend:
+class FakeBackend(Single):
     """Two slots of tokens that behave; each test bends one method or field."""
 
     def __init__(self, folder: Path) -> None:

@@ -187,3 +187,16 @@ def test_any_stored_sums_give_sane_costs(stored: list[float], start: int, tokens
     assert math.isfinite(seconds)
     assert seconds >= 0
     assert math.isfinite(costs.save(tokens))
+
+
+def test_bytes_per_token_are_learned() -> None:
+    """From a guess to what requests turn out to be; tiny ones and nonsense teach nothing."""
+    made = Costs()
+    assert made.text == 4.0
+    made.observe_text(10**6, 5)
+    made.observe_text(0, 500)
+    assert made.text == 4.0
+    for _ in range(20):
+        made.observe_text(6000, 2000)
+    assert made.text == pytest.approx(3.0, rel=0.02)
+    assert Costs.from_json(made.to_json()).text == made.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.core import placement
 from proxy.core.placement import Option, displaced, hit, hot, length, options, remaining, reuse
-from proxy.core.records import Reason
+from proxy.core.records import Reason, Reuse
 from proxy.core.slots import Slot, SlotState
 from tests.unit.factories import chat, content, costs, need, snapshot
 
@@ -148,9 +149,9 @@ def test_a_tokenised_match_is_exact() -> None:
 def test_length_is_counted_or_extrapolated_or_guessed() -> None:
     """Tokens if known; a slot's count plus what is new; else four bytes a token."""
     held = content(chat("a" * 400), 90)
-    assert length(chat("z", tokens=range(7)), [held]) == 7
-    assert length(chat("a" * 400, "b" * 40), [None, held]) == 100
-    assert length(chat("c" * 400), [held]) == 100
+    assert length(chat("z", tokens=range(7)), [held], 4.0) == 7
+    assert length(chat("a" * 400, "b" * 40), [None, held], 4.0) == 100
+    assert length(chat("c" * 400), [held], 4.0) == 100
 
 
 def test_a_busy_slot_is_expected_to_take_what_is_typical_then_longer() -> None:
@@ -211,3 +212,62 @@ def test_costs_are_finite_and_sorted(held: list[int], n_tokens: int, age: float)
     sums = [option.cost for option in found]
     assert sums == sorted(sums)
     assert all(0 <= cost < 1e9 for cost in sums)
+
+
+EXTENSION: dict[str, Any] = {"reuse": Reuse.EXTENSION, "storable": False}
+
+
+@pytest.mark.parametrize(
+    ("segments", "want"),
+    [
+        (("s", "q", "a", "r"), 900),
+        (("s", "q", "a", "t1", "t2"), 900),
+        (("s", "q"), 0),  # the same again, another answer
+        (("s", "q", "a"), 0),  # the answer to be continued
+        (("s", "x", "a", "r"), 0),
+        (("s", "q2"), 0),
+        (("s",), 0),
+    ],
+)
+def test_all_or_nothing(segments: tuple[str, ...], want: int) -> None:
+    """Where only an extension helps: the whole last prompt, followed by its answer and more."""
+    held = content(chat("s", "q"), 950, n_prompt=900, **EXTENSION)
+    assert hit(held, chat(*segments)) == want
+    assert hit(held, chat(*segments, seed=b"another key")) == 0
+
+
+def test_what_cannot_be_extended_is_lost() -> None:
+    """A regenerated answer costs all of the slot, the next turn nothing of it."""
+    slot = Slot(0, content=content(chat("s", "q"), 900, used=NOW, **EXTENSION))
+    again, on = best(need(chat("s", "q")), slot), best(need(chat("s", "q", "a", "r")), slot)
+    assert (again.hit, on.hit) == (0, 900)
+    assert again.loss > 0
+    assert (on.loss, on.save_first) == (0.0, False)
+
+
+def test_a_side_request_that_goes_on_from_a_conversation_ends_it() -> None:
+    """It finds its prefix, and what it leaves is no prefix of the next turn."""
+    slot = Slot(0, content=content(chat("s", "q"), 900, used=NOW, **EXTENSION))
+    side = replace(chat("s", "q", "a", "suggest"), side=True)
+    found = best(need(side), slot)
+    assert found.hit == 900
+    assert found.loss == displaced(slot.content, 0, COSTS, NOW)[2]
+
+
+def test_a_kept_slot_is_waited_for() -> None:
+    """By others, until they have waited long enough; by its own conversation never."""
+    held = content(chat("s", "q"), 900, used=NOW, held=NOW + 2, **EXTENSION)
+    slot = Slot(0, content=held)
+    other = need(chat("x"))
+    assert best(other, slot).wait == 2.0
+    assert best(replace(other, waited=1000.0), slot).ready
+    assert best(need(chat("s", "q", "a", "r")), slot).ready
+    empty = Slot(1)
+    assert best(other, slot, empty).slot == 1
+
+
+def test_what_runs_beside_costs_nothing() -> None:
+    """Embeddings leave the conversation alone, kept or not."""
+    held = content(chat("s", "q"), 900, used=NOW, held=NOW + 2, **EXTENSION)
+    found = best(need(chat(), beside=True), Slot(0, content=held))
+    assert (found.cost, found.hit) == (0.0, 0)

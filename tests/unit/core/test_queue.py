@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from proxy.core.hold import SIDE_PATIENCE
 from proxy.core.placement import LARGE_SECONDS, Need, Option
 from proxy.core.queue import Engine, Grant, Kind, Lease, Waiting, any_start, next_up
-from proxy.core.records import Prompt, Reason, Snapshot
+from proxy.core.records import Prompt, Reason, Reuse, Snapshot
 from proxy.core.slots import Content, Slot, SlotState
 from tests.unit.factories import chat, content, costs, need, snapshot
 
@@ -274,3 +275,68 @@ def test_an_interrupted_answer_leaves_the_part_that_was_computed() -> None:
     assert after is not None
     assert (after.n_tokens, after.n_prompt) == (300, 300)
     assert held.interrupted(None, 0, NOW) is None
+
+
+def scarce(*slots: Slot, **other: object) -> Engine:
+    """Processes that hold one conversation each."""
+    return engine(*slots, reuse=Reuse.EXTENSION, **other)
+
+
+def side(text: str) -> Prompt:
+    """What a client asks beside the conversation."""
+    return replace(chat(text, tokens=range(20)), side=True)
+
+
+@pytest.mark.parametrize(
+    ("waited", "first"), [(0.0, "main"), (SIDE_PATIENCE - 1, "main"), (SIDE_PATIENCE + 1, "side")]
+)
+def test_side_requests_come_last_for_a_while(waited: float, first: str) -> None:
+    """However cheap they are, and however dear the others; but they come."""
+    requests = {
+        "main": waiting(need(chat("m", tokens=range(9000)))),
+        "side": waiting(need(side("t")), queued=NOW - waited),
+    }
+    found = next_up(list(requests.values()), scarce(FREE), COSTS, NOW, no_matches)
+    assert found is not None
+    assert found[0] is requests[first]
+
+
+def test_idle_work_comes_after_everything() -> None:
+    """Even after a side request, and however long it waited."""
+    idle = waiting(need(chat("i"), idle=True, wanted=0), queued=0.0)
+    title = waiting(need(side("t")))
+    found = next_up([idle, title], scarce(FREE), COSTS, NOW, no_matches)
+    assert found is not None
+    assert found[0] is title
+    alone = next_up([idle], scarce(FREE), COSTS, NOW, no_matches)
+    assert alone is not None
+    assert alone[1].option.reason is Reason.COLD  # no client named the slot
+
+
+def test_nobody_is_overtaken_for_ever() -> None:
+    """A dear request behind the cheap steps of a loop has its turn, the kept slot included."""
+    held = content(chat("s", "q"), 5000, used=NOW, held=NOW + 5, reuse=Reuse.EXTENSION)
+    slot = Slot(0, content=replace(held, storable=False))
+    step = waiting(need(chat("s", "q", "a", "r")))
+    for waited, want in ((100.0, step), (299.0, None)):
+        dear = waiting(need(chat("x" * 40_000)), queued=NOW - waited)
+        found = next_up([step, dear], scarce(slot), COSTS, NOW, no_matches)
+        assert found is not None
+        assert found[0] is (want or dear)
+
+
+def test_processes_that_share_an_npu_take_turns() -> None:
+    """Where they have one each, they do not."""
+    request = waiting(SMALL)
+    busy = Slot(1, SlotState.LEASED, since=NOW)
+    assert next_up([request], scarce(FREE, busy, serial=True), COSTS, NOW, no_matches) is None
+    assert any_start([request], scarce(FREE, busy, serial=True)) is None
+    assert next_up([request], scarce(FREE, busy), COSTS, NOW, no_matches) is not None
+
+
+def test_what_is_not_cached_is_called_forwarded() -> None:
+    """A path of its own has no reuse to speak of."""
+    request = waiting(need(chat(), path="/v1/embeddings", beside=True, wanted=0))
+    found = next_up([request], scarce(FREE), COSTS, NOW, no_matches)
+    assert found is not None
+    assert found[1].option.reason is Reason.FORWARD

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proxy.core.costs import Costs
 from proxy.core.prefix import PrefixIndex
 from proxy.core.records import Snapshot
-from proxy.core.retention import Limits, evict, fits, superseded, worth_saving
+from proxy.core.retention import Limits, evict, fits, superseded, values, worth_saving
 
 NOW = 1_000_000.0
 WIDE = Limits(max_bytes=10**12, max_files=10**6, max_age=10**9)
@@ -264,3 +264,28 @@ def test_another_answer_to_the_same_prompt_is_a_branch_and_stays() -> None:
     )
     assert superseded(again, [long]) == []
     assert superseded(longer, [long, again]) == ["old", "new"]
+
+
+def test_what_is_pinned_stays() -> None:
+    """Neither age, nor room, nor a longer snapshot removes it; beside it, the others go."""
+    kept = replace(snap("kept", range(100), size=500, age=1000), pinned=True)
+    other = snap("other", range(500, 600), size=500, age=1)
+    index = index_of(kept, other)
+    limits = Limits(max_bytes=100, max_files=1, max_age=10)
+    assert evict(index, limits, Costs(), NOW) == ["other"]
+    longer = snap("longer", range(200))
+    assert superseded(longer, [kept]) == []
+    assert superseded(longer, [replace(kept, pinned=False)]) == ["kept"]
+
+
+def test_values_are_what_eviction_goes_by() -> None:
+    """The least valuable goes first; a snapshot another one covers is worth nothing."""
+    costs = Costs()
+    snapshots = [snap("a", range(50), age=10), snap("b", range(900)), snap("c", range(5000, 9000))]
+    index = index_of(*snapshots)
+    worth = values(index, costs, NOW)
+    assert worth.keys() == {"a", "b", "c"}
+    assert worth["a"] == 0
+    order = evict(index, Limits(10**9, 1, 10**9), costs, NOW)
+    assert order == sorted(order, key=lambda name: worth[name])
+    assert values(index_of(), costs, NOW) == {}

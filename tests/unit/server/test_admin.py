@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -10,8 +12,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from proxy.server.actions import Actions
 from proxy.server.admin import routes
 from proxy.server.envelope import install
+from proxy.server.pages import Pages
 from proxy.telemetry.metrics import Metrics
 
 Client = TestClient[web.Request, web.Application]
@@ -32,9 +36,29 @@ class View:
         """One."""
         return [{"id": "a", "tokens": 5}]
 
-    def requests(self, limit: int) -> Sequence[Mapping[str, Any]]:
+    def status(self) -> Mapping[str, Any]:
+        """A headline."""
+        return {"version": "0"}
+
+    def running(self) -> Sequence[Mapping[str, Any]]:
+        """None."""
+        return []
+
+    def requests(self, limit: int, after: str = "") -> Sequence[Mapping[str, Any]]:
         """As many as asked for."""
-        return [{"n": n} for n in range(limit)]
+        return [{"n": n, "after": after} for n in range(limit)]
+
+    def request(self, request_id: str) -> Mapping[str, Any] | None:
+        """There is one."""
+        return {"request_id": "a"} if request_id == "a" else None
+
+    def history(self, seconds: float) -> Mapping[str, Any]:
+        """How much was asked for."""
+        return {"rows": seconds}
+
+    def logs(self, limit: int, level: str = "debug", after: int = 0) -> Sequence[Mapping[str, Any]]:
+        """What was asked for."""
+        return [{"limit": limit, "level": level, "after": after}]
 
     def conversations(self) -> Sequence[Mapping[str, Any]]:
         """One."""
@@ -50,15 +74,18 @@ class View:
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[Client]:
-    """A server with our pages and a catch-all, as the proxy has it."""
+async def client(tmp_path: Path) -> AsyncIterator[Client]:
+    """A server with our pages and a catch-all, as the proxy has it, but without a dashboard."""
 
     async def backend(_request: web.Request) -> web.StreamResponse:
         return web.Response(text="the backend")
 
     app = web.Application()
     install(app)
-    app.router.add_routes([*routes(View()), web.route("*", "/{path:.*}", backend)])
+    nobody: Any = SimpleNamespace()
+    powers: Any = SimpleNamespace(forget=View().forget, body=web.Request.read, store=None)
+    own = routes(View(), Actions(powers), nobody, Pages(tmp_path))
+    app.router.add_routes([*own, web.route("*", "/{path:.*}", backend)])
     async with TestClient(TestServer(app)) as found:
         yield found
 
@@ -71,7 +98,17 @@ async def client() -> AsyncIterator[Client]:
         ("api/slots", {"slots": [{"index": 0, "state": "free"}]}),
         ("api/snapshots", {"snapshots": [{"id": "a", "tokens": 5}]}),
         ("api/conversations", {"conversations": [{"id": "a", "title": "Rivers"}]}),
-        ("api/requests?limit=2", {"requests": [{"n": 0}, {"n": 1}]}),
+        ("api/status", {"version": "0"}),
+        ("api/running", {"running": []}),
+        ("api/requests?limit=1&after=r", {"requests": [{"n": 0, "after": "r"}]}),
+        ("api/requests/a", {"request_id": "a"}),
+        ("api/history", {"rows": 3600.0}),
+        ("api/history?span=24h", {"rows": 86400.0}),
+        ("api/logs", {"logs": [{"limit": 100, "level": "debug", "after": 0}]}),
+        (
+            "api/logs?limit=5&level=error&after=7",
+            {"logs": [{"limit": 5, "level": "error", "after": 7}]},
+        ),
     ],
 )
 async def test_pages(client: Client, page: str, expected: object) -> None:
@@ -113,6 +150,28 @@ async def test_forgetting_is_a_post(client: Client, method: str) -> None:
     """A link, an image or a crawler forgets nothing."""
     answer = await client.request(method, "/_slotkeeper/api/conversations/a/forget", headers=JSON)
     assert (answer.status, answer.headers["Allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize(
+    ("line", "allow"),
+    [
+        ("GET api/snapshots/verify", "DELETE,POST"),
+        ("PUT api/snapshots/a", "DELETE"),
+        ("GET api/pause", "POST"),
+        ("POST api/events", "GET,HEAD"),
+        ("DELETE api/requests/a", "GET,HEAD"),
+    ],
+)
+async def test_other_methods(client: Client, line: str, allow: str) -> None:
+    """A path that exists says what may be done to it."""
+    method, path = line.split()
+    answer = await client.request(method, f"/_slotkeeper/{path}", headers=JSON)
+    assert (answer.status, answer.headers["Allow"]) == (405, allow)
+
+
+async def test_a_head_of_the_events_ends(client: Client) -> None:
+    """It would else wait for what is never sent."""
+    assert (await client.head("/_slotkeeper/api/events")).status == 200
 
 
 async def test_metrics(client: Client) -> None:

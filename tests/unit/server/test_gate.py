@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -60,7 +61,7 @@ async def door() -> AsyncIterator[Build]:
             passed.append(client_headers(request))
             return web.Response()
 
-        app = web.Application(middlewares=[gate(rules)])
+        app = web.Application(middlewares=[gate(lambda: rules)])
         install(app)
         app.router.add_route("*", "/{path:.*}", handler)
         servers.append(TestServer(app, host="127.0.0.1"))
@@ -280,6 +281,15 @@ async def test_own_pages_with_admin_key(door: Build, target: str, key: str, stat
     assert all(name != "Authorization" for headers in there.passed for name, _ in headers)
 
 
+async def test_files_without_data_are_open(door: Build) -> None:
+    """The dashboard's files need no key, whatever else does; no spelling widens that."""
+    there = await door(replace(KEYS, open=frozenset({"/_slotkeeper/app.js"})))
+    assert await there.ask("/_slotkeeper/app.js?v=1") == 200
+    assert await there.ask("/_slotkeeper/app.js/../metrics") == 400
+    assert await there.ask("/_slotkeeper/app.js%3f") == 401
+    assert await there.ask("/_slotkeeper/api/status") == 401
+
+
 @pytest.mark.parametrize("header", ["Forwarded: for=1.2.3.4", "X-Forwarded-For: x", "X-Real-IP: x"])
 async def test_own_pages_without_admin_key(door: Build, header: str) -> None:
     """Without an admin key this machine may look; what another proxy relays is not this machine."""
@@ -309,7 +319,7 @@ async def test_own_pages_are_for_this_machine(peer: str, allowed: bool, page: st
 
     request = make_mocked_request("GET", f"/_slotkeeper/{page}", {"Host": "localhost"})
     request = request.clone(remote=peer)
-    asked = gate(GateRules())(request, handler)
+    asked = gate(GateRules)(request, handler)
     if allowed:
         assert (await asked).status == 200
     else:

@@ -59,9 +59,10 @@ class Told:
         """Recorded."""
         self.calls.append(("prefilled",))
 
-    def measured(self, cached: int, computed: int, seconds: float) -> None:
+    def measured(self, cached: int, computed: int, seconds: float, *, restored: bool) -> None:
         """Recorded."""
-        self.calls.append(("measured", cached, computed, seconds))
+        source = "snapshot" if restored else "slot"
+        self.calls.append(("measured", cached, computed, seconds, source))
 
 
 class Bench:
@@ -103,8 +104,16 @@ async def test_figures_of_an_answer() -> None:
     assert (status, answer["content"]) == (200, "a")
     assert bench.told.calls[0] == ("observed", 10, 15)
     assert bench.told.calls.count(("prefilled",)) == 3
-    assert bench.told.calls[-1] == ("measured", 10, 5, 0.05)
+    assert bench.told.calls[-1] == ("measured", 10, 5, 0.05, "slot")
     assert (bench.lease.n_tokens, bench.lease.ended, bench.lease.storable) == (17, True, True)
+
+
+async def test_tokens_of_a_snapshot() -> None:
+    """What was reused after a restore came from disk, not from the slot."""
+    bench = Bench(NATIVE, {})
+    bench.lease.reason = Reason.RESTORED
+    await bench.assemble(native(stop=True, timings=TIMINGS))
+    assert bench.told.calls[-1] == ("measured", 10, 5, 0.05, "snapshot")
 
 
 async def test_a_shifted_context_is_not_stored() -> None:
@@ -176,7 +185,7 @@ async def test_figures_of_unstreamed_answers() -> None:
     """They are in its timings."""
     bench = Bench(CHAT, {})
     await bench.relay.whole(Upstream([orjson.dumps({"timings": TIMINGS})]))
-    assert bench.told.calls == [("observed", 10, 15), ("measured", 10, 5, 0.05)]
+    assert bench.told.calls == [("observed", 10, 15), ("measured", 10, 5, 0.05, "slot")]
     assert bench.lease.n_tokens == 17
     refused = Bench(CHAT, {})
     await refused.relay.whole(Upstream([orjson.dumps({"timings": TIMINGS})], status=400))

@@ -9,9 +9,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
+from proxy.backends.transport import OWNER, forward_headers
 from proxy.dialects import DIALECTS
-from proxy.server import keys, routes
+from proxy.server import admin, keys, routes
+from proxy.server.actions import Actions
 from proxy.server.health import healthz
+from proxy.server.pages import Pages
 from proxy.server.passthrough import NOT_COMPUTING
 
 
@@ -37,8 +40,9 @@ def app() -> web.Application:
     cached: Any = SimpleNamespace(handle=chat)
     other: Any = SimpleNamespace(handle=passthrough)
     counter: Any = SimpleNamespace(handle=count)
-    view: Any = SimpleNamespace()
-    made.add_routes(routes.table(cached, counter, other, view))
+    nobody: Any = SimpleNamespace()
+    own = admin.routes(nobody, Actions(nobody), nobody, Pages())
+    made.add_routes(routes.table(cached, counter, other, own))
     return made
 
 
@@ -102,8 +106,18 @@ def test_whose_request(headers: dict[str, str], key: str) -> None:
 
 
 def test_headers_for_the_driver() -> None:
-    """Names to drop are compared without case; what is left keeps its order."""
-    headers = {"B": "1", "Content-Type": "x", "A": "2", "Authorization": "Bearer k"}
-    request = make_mocked_request("POST", "/", headers=headers)
-    got = keys.upstream(request, ("content-type",))
-    assert got == [("B", "1"), ("A", "2"), ("Authorization", "Bearer k")]
+    """Names to drop are compared without case; what is left keeps its order.
+
+    Whose request it is, no client can say: it follows from the key, and never leaves the proxy.
+    """
+
+    def got(key: str) -> list[tuple[str, str]]:
+        headers = {"B": "1", "Content-Type": "x", "A": "2", "Authorization": key, OWNER: "me"}
+        return keys.upstream(make_mocked_request("POST", "/", headers=headers), ("content-type",))
+
+    *kept, (name, whose) = got("Bearer k")
+    assert kept == [("B", "1"), ("A", "2"), ("Authorization", "Bearer k")]
+    assert (name, got("Bearer k")[-1], got("Bearer l")[-1] != (name, whose)) == (
+        OWNER, (name, whose), True,
+    )  # fmt: skip
+    assert forward_headers(got("Bearer k")) == kept

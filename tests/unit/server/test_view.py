@@ -10,34 +10,59 @@ import pytest
 
 from proxy.backends.base import Verdict
 from proxy.core.ledger import Answer, Conversation, Line
-from proxy.core.prefix import PrefixIndex
-from proxy.core.records import Mode, Reason
+from proxy.core.records import Mode, Reason, Snapshot
 from proxy.core.slots import SlotState, SlotTable
 from proxy.errors import SlotkeeperError
-from proxy.server.view import View
+from proxy.server.record import Recorder
+from proxy.server.status import About
+from proxy.server.view import Sources, View
 from proxy.telemetry.history import Decision, History
-from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.logs import Ring
+from proxy.telemetry.metrics import Cause, Metrics, Outcome, PathClass
+from proxy.telemetry.series import Series
+from tests.unit.doubles import Clock
 from tests.unit.factories import chat, content, snapshot
 
 
 class Bench:
     """A view of parts that are set by the test."""
 
-    def __init__(self, *, transfer: bool = True, ledger: bool = True) -> None:
-        self.scheduler = SimpleNamespace(table=SlotTable(2), mode=Mode.EXCLUSIVE, draining=False)
-        self.keeper = SimpleNamespace(up=True, verdict=Verdict(Mode.EXCLUSIVE, "proved", "advice"))
-        self.transfer = SimpleNamespace(
-            index=PrefixIndex(), retired=False, barred=lambda i: i == "b", forget=self._forget
+    def __init__(self, *, store: bool = True, ledger: bool = True, hide: bool = False) -> None:
+        self.scheduler = SimpleNamespace(
+            table=SlotTable(2), mode=Mode.EXCLUSIVE, draining=False, total_slots=2
         )
+        self.keeper = SimpleNamespace(
+            up=True, verdict=Verdict(Mode.EXCLUSIVE, "proved", "advice"), paused=False, facts=None
+        )
+        self.transfer = SimpleNamespace(retired=False, forget=self._forget)
+        self.curator = SimpleNamespace(
+            snapshots=lambda: self.stored, barred=lambda i: i == "b", usage=lambda: {"used": 5}
+        )
+        self.stored: list[tuple[Snapshot, float]] = []
         self.talks: dict[str, Conversation] = {}
         self.snapshots = {"a": 2, "old": 1}  # by conversation
         self.disk: list[bool | OSError] = []  # how it answers; then well
         self.history = History()
-        scheduler: Any = self.scheduler
-        keeper: Any = self.keeper
-        store: Any = self.transfer if transfer else None
-        talks = self if ledger else None
-        self.view = View(scheduler, keeper, store, self.history, Metrics(), talks, talks)
+        self.metrics = Metrics()
+        self.clock = Clock(5000.0)
+        parts: Any = {"scheduler": self.scheduler, "keeper": self.keeper, "talks": self}
+        if store:
+            parts |= {"transfer": self.transfer, "curator": self.curator}
+        recorder = Recorder(self.metrics, self.history, self.clock)
+        sources = Sources(
+            history=self.history,
+            metrics=self.metrics,
+            recorder=recorder,
+            series=Series(),
+            ring=Ring(),
+            ledger=self if ledger else None,
+            **parts,
+        )
+        self.view = View(sources, About("1.2", "http://x", 1.0, hide), self.clock)
+
+    def conversation(self, conversation: str) -> Conversation | None:
+        """By id."""
+        return self.talks.get(conversation)
 
     def conversations(self) -> list[Conversation]:
         """The last used first."""
@@ -67,26 +92,95 @@ def bench() -> Bench:
 
 
 def test_slots(bench: Bench) -> None:
-    """State and content of each; what a slot holds is told in figures, never in text."""
+    """State and content of each; of what a slot holds only figures and the title are told."""
+    bench.talks["a"] = Conversation("a", b"n", "aider", title="Rivers")
     bench.scheduler.table.begin(0, SlotState.LEASED, 1.0)
-    bench.scheduler.table.hold(0, content(chat("secret text"), 40, n_saved=30, used=5.0))
+    prompt = replace(chat("secret text"), conversation="a")
+    bench.scheduler.table.hold(0, content(prompt, 40, n_saved=30, used=5.0))
     first, second = bench.view.slots()
     assert first == {
-        "slot": 0, "state": "leased", "content": "known", "tokens": 40, "prompt": 40,
-        "saved": 30, "storable": True, "used": 5.0,
+        "index": 0, "state": "leased", "conversation": "a", "title": "Rivers", "client": "aider",
+        "tokens": 40, "saved_tokens": 30, "used": 5.0, "since": 1.0, "storable": True,
     }  # fmt: skip
-    assert (second["content"], second["tokens"], second["used"]) == ("unknown", None, None)
+    assert second == {
+        "index": 1, "state": "free", "conversation": None, "title": None, "client": None,
+        "tokens": None, "saved_tokens": 0, "used": None, "since": None, "storable": True,
+    }  # fmt: skip
 
 
 def test_snapshots(bench: Bench) -> None:
-    """The last used first, the barred ones marked; tokens are counted, not shown."""
-    for name, used in (("a", 1.0), ("b", 3.0), ("c", 2.0)):
-        bench.transfer.index.add(snapshot(range(10), name, used=used))
-    rows = bench.view.snapshots()
-    assert [(row["id"], row["barred"]) for row in rows] == [("b", True), ("c", False), ("a", False)]
-    assert {row["tokens"] for row in rows} == {10}
-    assert {row["conversation"] for row in rows} == {""}
-    assert Bench(transfer=False).view.snapshots() == []
+    """Figures, what they are worth, whose they are; the barred and the pinned ones are marked."""
+    bench.talks["a"] = Conversation("a", b"n", title="Rivers")
+    mine = replace(snapshot(range(10), "a", used=1.0), conversation="a", pinned=True)
+    bench.stored = [(mine, 0.5), (snapshot(range(10), "b", used=3.0), 0.25)]
+    first, second = bench.view.snapshots()
+    assert first == {
+        "id": "a", "fingerprint": "f" * 32, "tokens": 10, "prompt_tokens": 10, "bytes": 10_000,
+        "created": 1.0, "last_used": 1.0, "restores": 0, "barred": False, "pinned": True,
+        "conversation": "a", "title": "Rivers", "value": 0.5,
+    }  # fmt: skip
+    assert (second["barred"], second["pinned"], second["conversation"]) == (True, False, None)
+    assert Bench(store=False).view.snapshots() == []
+
+
+def test_status_before_anything_is_known() -> None:
+    """What cannot be known is null; nothing has been counted."""
+    told = Bench(store=False).view.status()
+    assert told["backend"] == {
+        "kind": None, "url": "http://x", "up": True, "model": None, "n_ctx": None,
+        "total_slots": 2, "version": None, "restarts": 0,
+    }  # fmt: skip
+    assert told["store"] is None
+    assert told["totals"] == {
+        "requests": 0, "prompt_tokens": {"slot": 0, "snapshot": 0, "computed": 0},
+        "seconds_saved": 0, "saves": 0, "restores": 0, "evictions": 0,
+    }  # fmt: skip
+    assert told["first_token"] == {"p50": None, "p95": None, "count": 0}
+    assert (told["version"], told["started"], told["now"]) == ("1.2", 1.0, 5000.0)
+
+
+def test_status_counts(bench: Bench) -> None:
+    """Requests that compute, tokens by source, good saves and restores, evictions for room."""
+    metrics = bench.metrics
+    for kind in (PathClass.CHAT, PathClass.COMPUTE, PathClass.OWN, PathClass.PLAIN):
+        metrics.request(kind, Reason.COLD, 200, total=1.0)
+    metrics.prompt(reused=7, computed=3, restored=True, saved=2.5)
+    metrics.saved(Outcome.OK)
+    metrics.saved(Outcome.FAILED)
+    metrics.restored(Outcome.OK)
+    metrics.evicted(Cause.SPACE, 2)
+    metrics.evicted(Cause.SUPERSEDED, 9)
+    metrics.queue_length.set(4)
+    metrics.leases_active.set(2)
+    for at, first in ((1000.0, 9.0), (4000.0, 2.0), (4500.0, 1.0)):
+        row = Decision("r", at, "/", Reason.COLD, 200, 1.0, first_token=first)
+        bench.history.add(row)
+    told = bench.view.status()
+    assert told["totals"] == {
+        "requests": 2, "prompt_tokens": {"slot": 0, "snapshot": 7, "computed": 3},
+        "seconds_saved": 2.5, "saves": 1, "restores": 1, "evictions": 2,
+    }  # fmt: skip
+    assert told["queue"] == {"waiting": 4, "running": 2}
+    assert told["first_token"] == {"p50": 1.0, "p95": 2.0, "count": 2}, "of the last hour"
+    assert told["store"] == {"used": 5}
+    rows = bench.view.history(3600.0)["rows"]
+    assert len(rows) == 1
+    assert rows[0][3] == 7
+
+
+def test_hidden_titles() -> None:
+    """No page has one."""
+    bench = Bench(hide=True)
+    bench.talks["a"] = Conversation("a", b"n", title="secret")
+    prompt = replace(chat("x"), conversation="a")
+    bench.scheduler.table.hold(0, content(prompt, 40))
+    bench.stored = [(replace(snapshot(range(10)), conversation="a"), 0.5)]
+    bench.history.add(Decision("r", 0.0, "/", Reason.COLD, 200, 1.0, title="secret"))
+    view = bench.view
+    shown = [*view.slots(), *view.snapshots(), *view.conversations(), *view.requests(9)]
+    shown += [view.request("r") or {}]
+    assert "secret" not in str(shown)
+    assert {row["title"] for row in shown} == {None}
 
 
 def test_conversations(bench: Bench) -> None:
@@ -103,9 +197,8 @@ def test_conversations(bench: Bench) -> None:
         "id": "a", "client": "aider", "messages": 2, "used": 5.0, "prompt_n": 7, "title": "T",
         "bytes": bench.talks["a"].size,
     }  # fmt: skip
-    assert (second["bytes"], second["prompt_n"], second["title"]) == (6 + 2, None, "")
+    assert (second["bytes"], second["prompt_n"], second["title"]) == (6 + 2, None, None)
     assert "secret" not in str(second)
-    assert Bench(ledger=False).view.conversations() == []
 
 
 async def test_forget(bench: Bench) -> None:
@@ -120,7 +213,7 @@ async def test_forget(bench: Bench) -> None:
     assert await bench.view.forget("a") is None
     assert await bench.view.forget("b") == 0
     assert await bench.view.forget("old") == 1, "its snapshots outlived the ledger's row"
-    assert await Bench(transfer=False, ledger=False).view.forget("a") is None
+    assert await Bench(store=False, ledger=False).view.forget("a") is None
 
 
 @pytest.mark.parametrize("fault", [False, OSError("no such file: secret")])
@@ -140,6 +233,9 @@ def test_requests(bench: Bench) -> None:
     for n in range(3):
         bench.history.add(Decision(str(n), 0.0, "/", Reason.COLD, 200, 1.0))
     assert [row["request_id"] for row in bench.view.requests(2)] == ["2", "1"]
+    assert [row["request_id"] for row in bench.view.requests(9, after="1")] == ["2"]
+    assert (bench.view.request("1") or {})["title"] is None
+    assert bench.view.request("9") is None
 
 
 @pytest.mark.parametrize(
@@ -163,7 +259,7 @@ def test_retired(bench: Bench) -> None:
     """Restores that were given up are told."""
     bench.transfer.retired = True
     assert bench.view.ready()[1]["restores"] == "retired"
-    assert Bench(transfer=False).view.ready()[1]["restores"] == "in use"
+    assert Bench(store=False).view.ready()[1]["restores"] == "in use"
 
 
 def test_metrics(bench: Bench) -> None:

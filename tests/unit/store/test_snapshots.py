@@ -624,3 +624,66 @@ async def test_a_state_that_cannot_be_read_now_stays_for_the_next_start(
         assert place.path(kept).exists()
     third = await restart(second)
     assert [s.id for s in third.all_snapshots()] == [kept.id]
+
+
+# By hand
+
+
+async def test_a_pin_survives_a_restart(
+    store: SnapshotStore, place: Place, restart: Restart
+) -> None:
+    """It is on disk once it is told, and a use that is noted meanwhile does not take it away."""
+    snapshot = await place.save(store)
+    pinned, _ = await asyncio.gather(
+        store.pin(snapshot.id, pinned=True), store.touch(snapshot.id, 2000.0, 1)
+    )
+    assert pinned is not None
+    assert pinned.pinned
+    (again,) = (await restart(store)).all_snapshots()
+    assert (again.pinned, again.restores) == (True, 1)
+
+
+async def test_what_is_gone_is_not_pinned(store: SnapshotStore) -> None:
+    """Nothing is written for it."""
+    assert await store.pin("0" * 32, pinned=True) is None
+    assert await store.check("0" * 32) == ""
+
+
+async def test_a_disk_that_refuses_pins_nothing(
+    store: SnapshotStore, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner is told, and the snapshot is what it was."""
+    snapshot = await place.save(store)
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "full")
+
+    monkeypatch.setattr(store._shelf, "rewrite", refuse)
+    with pytest.raises(StoreError):
+        await store.pin(snapshot.id, pinned=True)
+    assert store.all_snapshots() == [snapshot]
+
+
+async def test_check_reads_every_byte(store: SnapshotStore, place: Place) -> None:
+    """What was verified once is read again; damage is told and nothing deleted."""
+    snapshot = await place.save(store)
+    assert await store.check(snapshot.id) == ""
+    status = place.path(snapshot).stat()
+    flip(place.path(snapshot))
+    os.utime(place.path(snapshot), ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert "not what was stored" in await store.check(snapshot.id)
+    place.path(snapshot).unlink()
+    assert "missing" in await store.check(snapshot.id)
+    assert store.all_snapshots() == [snapshot]
+
+
+async def test_what_is_lent_is_not_checked(
+    store: SnapshotStore, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where links are refused, the backend is reading the file itself."""
+    snapshot = await place.save(store)
+    monkeypatch.setattr(files, "link", lambda *_: False)
+    name = await store.stage(snapshot, 2000.0)
+    assert await store.check(snapshot.id) == ""
+    await store.unstage(snapshot, name, ok=True)
+    assert await store.check(snapshot.id) == ""

@@ -40,10 +40,52 @@ def test_what_is_forgotten_is_not_quoted() -> None:
     history = History()
     cold = {"cause": "system", "sentence": "s", "before": "canary", "after": "canary"}
     for number, name in enumerate(("mine", "other", "mine")):
-        row = replace(_decision(number), conversation=name, cold=cold if number < 2 else None)
-        history.add(row)
+        why = cold if number < 2 else None
+        history.add(replace(_decision(number), conversation=name, cold=why, title="canary"))
     history.forget("mine")
     assert [one.cold for one in history.recent(3)] == [None, cold, {"cause": "system"}]
+    assert [one.title for one in history.recent(3)] == ["", "canary", ""]
+
+
+def test_found_by_id_and_by_what_came_after() -> None:
+    """The newest of an id; what is newer than one that is here, else all."""
+    history = History()
+    for number in range(4):
+        history.add(_decision(number))
+    history.add(replace(_decision(1), status=500))
+    found = history.get("r1")
+    assert found is not None
+    assert found.status == 500
+    assert history.get("r9") is None
+    assert [one.request_id for one in history.recent(9, after="r2")] == ["r1", "r3"]
+    assert [one.request_id for one in history.recent(1, after="r2")] == ["r1"]
+    assert len(history.recent(9, after="r9")) == 5
+
+
+def test_first_tokens_of_the_last_hour() -> None:
+    """Ascending, without those that had none and those that came before."""
+    history = History()
+    for number, first in enumerate((3.0, None, 1.0, 2.0)):
+        history.add(replace(_decision(number), at=float(number), first_token=first))
+    assert history.first_tokens(1.0) == [1.0, 2.0]
+
+
+def test_listeners_hear_of_every_change() -> None:
+    """A new row, one that was explained, one that was forgotten."""
+    history = History()
+    heard: list[tuple[str, bool]] = []
+    history.listen(lambda decision, new: heard.append((decision.request_id, new)))
+    history.add(replace(_decision(1), conversation="mine"))
+    history.explain("r1", {"cause": "template"})
+    history.explain("r9", {"cause": "template"})
+    history.forget("mine")
+    assert heard == [("r1", True), ("r1", False), ("r1", False)]
+
+
+def test_what_was_computed() -> None:
+    """Prompt tokens less those reused; None where the engine did not tell."""
+    assert _decision(1).computed is None
+    assert replace(_decision(1), prompt=9, reused=4).computed == 5
 
 
 def test_as_json() -> None:
@@ -86,6 +128,6 @@ def test_no_quote_of_a_prompt_gets_into_the_log() -> None:
 
 def test_a_new_field_is_not_logged_unless_it_is_said() -> None:
     """Each field of a decision is either named as fit for the log, or kept out of it on purpose."""
-    kept_out = {"at", "costs", "note"}
+    kept_out = {"at", "costs", "note", "title"}
     logged = {"prompt" if name == "prompt_tokens" else name for name in _decision(1).for_log()}
     assert logged | kept_out == {field.name for field in fields(Decision)}

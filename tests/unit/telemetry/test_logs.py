@@ -15,7 +15,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.telemetry.logs import request_id, setup
+from proxy.telemetry.logs import Ring, request_id, setup
 
 CANARY = "canary-7f3a"
 
@@ -163,3 +163,61 @@ def test_new_request_ids_differ() -> None:
     assert len({request_id(None) for _ in range(100)}) == 100
     assert request_id("a" * 64) == "a" * 64
     assert request_id("a" * 65) != "a" * 65
+
+
+@pytest.fixture
+def ring(stream: io.StringIO) -> Iterator[Ring]:
+    """One that hears what is logged."""
+    setup("info", "json", stream)
+    made = Ring(limit=3)
+    made.attach()
+    yield made
+    made.detach()
+
+
+def test_the_ring_has_what_the_stream_has(ring: Ring, stream: io.StringIO) -> None:
+    """Number, time, level, event, and the fields that were not secret."""
+    log = structlog.stdlib.get_logger("x")
+    log.info("answered", status=200, api_key=CANARY, odd={1: b"x"})
+    log.debug("too quiet")
+    (row,) = ring.recent(9)
+    assert isinstance(row.pop("at"), float)
+    assert row == {
+        "seq": 1, "level": "info", "event": "answered",
+        "fields": {"status": 200, "odd": {"1": "b'x'"}},
+    }  # fmt: skip
+    assert len(lines(stream)) == 1
+
+
+def test_the_ring_is_bounded_and_asked_by_number_and_level(ring: Ring) -> None:
+    """The newest stay, oldest first; at least as bad as asked; newer than the number named."""
+    log = structlog.stdlib.get_logger("x")
+    for number in range(4):
+        log.warning("bad", n=number)
+    log.info("fine")
+    assert [row["seq"] for row in ring.recent(9)] == [3, 4, 5]
+    assert [row["seq"] for row in ring.recent(2)] == [4, 5]
+    assert [row["seq"] for row in ring.recent(9, level="warning")] == [3, 4]
+    assert [row["seq"] for row in ring.recent(9, after=4)] == [5]
+    assert ring.recent(0) == []
+    assert ring.seq == 5
+
+
+def test_the_ring_stays_when_logging_is_set_up_again(ring: Ring, stream: io.StringIO) -> None:
+    """A reload changes the level, and takes nothing away."""
+    setup("warning", "json", stream)
+    structlog.stdlib.get_logger("x").warning("after")
+    assert [row["event"] for row in ring.recent(9)] == ["after"]
+
+
+def test_libraries_and_exceptions_in_the_ring(ring: Ring) -> None:
+    """Where it happened, and never what the exception says."""
+    try:
+        int(CANARY)
+    except ValueError:
+        logging.getLogger("library").exception("it %s", "broke")
+    (row,) = ring.recent(9)
+    assert (row["event"], row["level"]) == ("it broke", "error")
+    assert row["fields"]["logger"] == "library"
+    assert "ValueError" in row["fields"]["exception"]
+    assert CANARY not in str(row)

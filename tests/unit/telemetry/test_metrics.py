@@ -37,7 +37,8 @@ def test_all_series_exist_from_the_start() -> None:
         "ineffective_restores_total", "evictions_total", "store_bytes", "store_files",
         "queue_length", "slots", "leases_active", "backend_up", "backend_restarts_total", "mode",
         "faults_total", "pings_total", "disconnects_total", "rules_total", "cold_total",
-        "side_requests_total", "conversations",
+        "side_requests_total", "conversations", "saved_seconds_total", "queue_seconds_sum",
+        "restore_bytes_total", "restores_retired", "store_limit_bytes", "disk_free_bytes",
     }  # fmt: skip
 
 
@@ -55,19 +56,22 @@ def test_two_of_them_share_nothing() -> None:
 def test_request(status: int, label: str) -> None:
     """A request counts by what it was, why, and the class of its status."""
     metrics = Metrics()
-    metrics.request(PathClass.CHAT, Reason.COLD, status, total=2.0, first_token=1.0)
+    metrics.request(PathClass.CHAT, Reason.COLD, status, total=2.0, queued=0.5, first_token=1.0)
     found = series(metrics)
     key = f"slotkeeper_requests_total path_class=chat reason=cold status_class={label}"
     assert found[key] == 1
     assert found["slotkeeper_request_seconds_sum"] == 2
+    assert found["slotkeeper_queue_seconds_sum"] == 0.5
     assert found["slotkeeper_first_token_seconds_sum reason=cold"] == 1
 
 
 def test_request_without_a_token() -> None:
-    """What never got a token is not in the time to the first one."""
+    """What got no token has no time to the first one, what wanted no slot did not queue."""
     metrics = Metrics()
     metrics.request(PathClass.PLAIN, Reason.PASS, 200, total=1.0)
-    assert series(metrics)["slotkeeper_first_token_seconds_count reason=pass"] == 0
+    found = series(metrics)
+    assert found["slotkeeper_first_token_seconds_count reason=pass"] == 0
+    assert found["slotkeeper_queue_seconds_count"] == 0
 
 
 def test_saves_and_restores() -> None:
@@ -75,8 +79,8 @@ def test_saves_and_restores() -> None:
     metrics = Metrics()
     metrics.saved(Outcome.OK, seconds=2.0, size=100)
     metrics.saved(Outcome.FAILED, seconds=9.0, size=900)
-    metrics.restored(Outcome.OK, seconds=3.0)
-    metrics.restored(Outcome.REFUSED, seconds=9.0)
+    metrics.restored(Outcome.OK, seconds=3.0, size=200)
+    metrics.restored(Outcome.REFUSED, seconds=9.0, size=900)
     found = series(metrics)
     assert found["slotkeeper_saves_total outcome=ok"] == 1
     assert found["slotkeeper_saves_total outcome=failed"] == 1
@@ -84,6 +88,7 @@ def test_saves_and_restores() -> None:
     assert found["slotkeeper_save_bytes_total"] == 100
     assert found["slotkeeper_restores_total outcome=refused"] == 1
     assert found["slotkeeper_restore_seconds_sum"] == 3
+    assert found["slotkeeper_restore_bytes_total"] == 200
 
 
 def test_states_replace_each_other() -> None:
@@ -103,12 +108,16 @@ def test_states_replace_each_other() -> None:
 def test_the_rest() -> None:
     """Tokens, evictions and faults count under their labels."""
     metrics = Metrics()
-    metrics.prompt(reused=90, computed=10)
+    metrics.prompt(reused=90, computed=10, restored=False, saved=2.5)
+    metrics.prompt(reused=70, computed=30, restored=True, saved=1.5)
+    metrics.prompt(reused=0, computed=0, restored=False, saved=-1.0)
     metrics.evicted(Cause.SPACE)
     metrics.fault(Where.STORE)
     found = series(metrics)
-    assert found["slotkeeper_prompt_tokens_total kind=reused"] == 90
-    assert found["slotkeeper_prompt_tokens_total kind=computed"] == 10
+    assert found["slotkeeper_prompt_tokens_total source=slot"] == 90
+    assert found["slotkeeper_prompt_tokens_total source=snapshot"] == 70
+    assert found["slotkeeper_prompt_tokens_total source=computed"] == 40
+    assert found["slotkeeper_saved_seconds_total"] == 4
     assert found["slotkeeper_evictions_total cause=space"] == 1
     assert found["slotkeeper_faults_total where=store"] == 1
 

@@ -1,0 +1,154 @@
+"""Several servers of one kind as one backend.
+
+Of servers that hold one conversation each, every process is a slot: the lease says which. Of others
+the pool chooses by itself: the one that served the conversation last, else the least busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
+from typing import TypeVar
+
+import orjson
+import structlog
+
+from proxy.backends.base import Backend, Facts, Upstream
+from proxy.backends.transport import Headers
+from proxy.backends.undriven import Undriven
+from proxy.core.sticky import Sticky, landmarks
+from proxy.errors import BackendUnreachableError, SlotkeeperError
+
+log = structlog.get_logger("slotkeeper.pool")
+
+T = TypeVar("T")
+
+
+class Pool(Undriven):
+    """A ``Backend`` (see base.py) of several, all of one kind."""
+
+    name = "a pool of servers"
+
+    def __init__(self, drivers: Sequence[Backend], *, serial: bool) -> None:
+        """``serial``: they share what computes, so that one runs at a time."""
+        self._drivers = drivers
+        self._serial = serial
+        self._busy: Counter[int] = Counter()
+        self._sticky = Sticky()
+        self._absent: frozenset[int] = frozenset()
+
+    @property
+    def absent(self) -> frozenset[int]:
+        """See ``Backend``."""
+        return self._absent
+
+    def primes(self, slot: int, body: bytes) -> bool:
+        """See ``Backend``."""
+        return self._drivers[slot].primes(0, body)
+
+    def send(
+        self,
+        method: str,
+        target: str,
+        headers: Headers,
+        body: bytes | AsyncIterator[bytes] | None,
+        *,
+        slot: int | None = None,
+    ) -> AbstractAsyncContextManager[Upstream]:
+        """Forward a request to the slot's server, without one to that of its conversation."""
+        return self._sent(method, target, headers, body, slot)
+
+    @asynccontextmanager
+    async def _sent(
+        self,
+        method: str,
+        target: str,
+        headers: Headers,
+        body: bytes | AsyncIterator[bytes] | None,
+        slot: int | None,
+    ) -> AsyncIterator[Upstream]:
+        index = self._choose(body) if slot is None else slot
+        self._busy[index] += 1
+        sending = self._drivers[index].send(method, target, headers, body)
+        try:
+            async with sending as upstream:
+                yield upstream
+        except BackendUnreachableError:
+            self._absent |= {index}  # until it is looked at again
+            raise
+        finally:
+            self._busy[index] -= 1
+
+    async def facts(self) -> Facts:
+        """Those of the first that is there, as many slots as all have. Raises when none is."""
+        told = await self._ask(lambda driver: driver.facts())
+        first = next(iter(told.values()))
+        for index, facts in told.items():
+            if (facts.model, facts.identity) != (first.model, first.identity):
+                log.warning("pool.differs", process=index, why="another version or model")
+        routing = first.routing and replace(first.routing, serial=self._serial)
+        total = first.total_slots * len(self._drivers)
+        return replace(first, total_slots=total, routing=routing)
+
+    async def instance(self) -> str:
+        """``""``; raises only when none is there. Who comes back is asked who it is now."""
+        before = self._absent
+        there = await self._ask(lambda driver: driver.instance())
+        for index in before & there.keys():
+            with suppress(SlotkeeperError):
+                await self._drivers[index].facts()
+        return ""
+
+    async def lacks(self) -> frozenset[str]:
+        """See ``Backend``."""
+        return await self._drivers[self._here()[0]].lacks()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await asyncio.gather(*(driver.close() for driver in self._drivers))
+
+    async def _ask(self, question: Callable[[Backend], Awaitable[T]]) -> dict[int, T]:
+        """All of them, by index those that answered. Raises the first one's error if none did."""
+        asked = (question(driver) for driver in self._drivers)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        told: dict[int, T] = {}
+        failed: dict[int, BaseException] = {}
+        for index, answer in enumerate(answers):
+            if isinstance(answer, BaseException):
+                failed[index] = answer
+            else:
+                told[index] = answer
+        for error in failed.values():
+            if not told or not isinstance(error, SlotkeeperError):
+                raise error
+        for index in failed.keys() - self._absent:
+            log.warning("pool.missing", process=index, why="it does not answer")
+        self._absent = frozenset(failed)
+        return told
+
+    def _here(self) -> Sequence[int]:
+        """Who is there; all, if none is known to be."""
+        everyone = range(len(self._drivers))
+        return [index for index in everyone if index not in self._absent] or everyone
+
+    def _choose(self, body: bytes | AsyncIterator[bytes] | None) -> int:
+        here, marks = self._here(), _marks(body)
+        known = self._sticky.find(marks)
+        least = min(here, key=lambda index: (self._busy[index], index))
+        index = known if known is not None and known in here else least
+        self._sticky.put(marks, index)
+        return index
+
+
+def _marks(body: bytes | AsyncIterator[bytes] | None) -> Sequence[bytes]:
+    """What a chat's next turn will be known by; nothing for any other body."""
+    if not isinstance(body, bytes) or b'"messages"' not in body:
+        return ()
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return ()
+    return landmarks(value.get("messages")) if isinstance(value, dict) else ()

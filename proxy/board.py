@@ -1,0 +1,179 @@
+"""The slot table and what may be done to it: which mode holds, what is taken, what slots hold.
+
+The scheduler decides who is next; this is what it decides about. Nothing here waits for requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from proxy.core.hold import same
+from proxy.core.queue import Engine, Kind
+from proxy.core.records import Mode, Reuse
+from proxy.core.routing import Routing
+from proxy.core.slots import SlotState, SlotTable
+from proxy.effects import settle_wide, until_idle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from proxy.backends.base import Backend
+    from proxy.core.placement import Need
+    from proxy.core.queue import Grant, Lease
+    from proxy.core.records import Prompt
+    from proxy.core.slots import Content
+    from proxy.effects import Effects
+
+
+class Board:
+    """Slots, counting permits where none may be pinned, and the mode that says which."""
+
+    def __init__(self, backend: Backend, effects: Effects, clock: Callable[[], float]) -> None:
+        """Nothing is known: forward, without a limit. ``clock`` gives unix seconds."""
+        self._backend = backend
+        self._effects = effects
+        self._clock = clock
+        self._n_ctx = 0
+        self._routing = Routing()  # counts in mode routed
+        self._left: dict[int, bytes] = {}  # slot -> what a client left there, to come back for
+        self._permits = 0
+        self._wide = False
+        self.table = SlotTable()
+        self.mode = Mode.FORWARD
+        self.total_slots = 0
+        self.on_displaced: Callable[[int, Content], None] = lambda _slot, _content: None
+
+    # Mode
+
+    def forward(self, total_slots: int) -> None:
+        """From now on nothing is pinned; ``total_slots`` requests run at once (0: not limited)."""
+        self.mode, self.total_slots = Mode.FORWARD, total_slots
+        self.table.forget()
+
+    def drive(self, total_slots: int, n_ctx: int) -> None:
+        """The backend is proved, and idle: pins and snapshots from now on."""
+        self.table, self._n_ctx = SlotTable(total_slots), n_ctx
+        self.mode, self.total_slots = Mode.EXCLUSIVE, total_slots
+
+    def route(self, total_slots: int, routing: Routing) -> None:
+        """Its slots are processes, and idle: requests are placed from now on, nothing is saved."""
+        self.table, self._routing = SlotTable(total_slots), routing
+        self.mode, self.total_slots = Mode.ROUTED, total_slots
+
+    @property
+    def pins(self) -> bool:
+        """Requests are given a slot."""
+        return self.mode is not Mode.FORWARD
+
+    def admit(self, need: Need) -> tuple[Need, Kind]:
+        """A request as the mode takes it, and how much it takes."""
+        if self.mode is Mode.FORWARD:
+            return need, Kind.PERMIT
+        if self.mode is Mode.ROUTED:
+            here = [row.index for row in self.table if row.index not in self._backend.absent]
+            need = self._routing.admit(need, here[0] if here else 0)
+            if need.wanted is None:
+                mark = _mark(need.prompt)
+                left = [slot for slot in here if mark and mark == self._left.get(slot)]
+                need = replace(need, wanted=left[0] if left else None)
+        return need, Kind.WIDE if need.wide else Kind.NARROW
+
+    # What is taken
+
+    def engine(self, *, large: bool, typical: float) -> Engine:
+        """The backend as the queue sees it right now. Processes that are gone are left out."""
+        routed = self.mode is Mode.ROUTED
+        return Engine(
+            slots=[row for row in self.table if row.index not in self._backend.absent],
+            total_slots=self.total_slots,
+            permits=self._permits,
+            wide=self._wide,
+            large=large and not routed,
+            typical=typical,
+            reuse=self._routing.reuse if routed else Reuse.PREFIX,
+            serial=routed and self._routing.serial,
+        )
+
+    def take(self, kind: Kind, grant: Grant) -> None:
+        """A request starts."""
+        option = grant.option
+        if kind is Kind.PERMIT:
+            self._permits += 1
+        elif kind is Kind.WIDE:
+            self._wide = True
+        else:
+            self._left.pop(option.slot, None)
+            expected = max(0, option.n_tokens - option.hit)
+            self.table.begin(option.slot, SlotState.LEASED, self._clock(), expected)
+
+    def release(self, kind: Kind, slot: int) -> None:
+        """It is over."""
+        if kind is Kind.PERMIT:
+            self._permits -= 1
+        elif kind is Kind.WIDE:
+            self._wide = False
+        else:
+            self.table.end(slot, self._clock())
+
+    def taken(self) -> bool:
+        """A slot or a permit is."""
+        leased = any(row.state is SlotState.LEASED for row in self.table)
+        return bool(self._permits or self._wide or leased)
+
+    def kept(self) -> float | None:
+        """Seconds until the next slot is not kept for its conversation any more (`core.hold`)."""
+        now = self._clock()
+        ends = [row.content.held for row in self.table if row.content and row.content.held > now]
+        return min(ends) - now if ends else None
+
+    # What slots hold
+
+    def forget(self, slots: frozenset[int]) -> None:
+        """These processes are gone, and what they held with them."""
+        for row in self.table:
+            if row.index in slots:
+                self.table.hold(row.index, None)
+
+    def answered(self, lease: Lease, n_tokens: int) -> None:
+        """An answer ran to its end with ``n_tokens`` in its slot."""
+        before = self.table[lease.option.slot].content
+        self._hold(lease, lease.content(before, n_tokens, self._clock()))
+
+    async def settle(self, lease: Lease) -> None:
+        """A request was sent and did not end by itself: wait for the engine, see what is left."""
+        if lease.kind is Kind.WIDE:
+            await settle_wide(self._backend, self.table, lease)
+        elif self.mode is Mode.ROUTED:
+            self._left[lease.option.slot] = _mark(lease.prompt)
+            self._hold(lease, None)
+        else:
+            view = await until_idle(self._backend, lease.option.slot)
+            before = self.table[lease.option.slot].content
+            self._hold(lease, lease.interrupted(before, view.n_tokens or 0, self._clock()))
+
+    def _hold(self, lease: Lease, content: Content | None) -> None:
+        """Beliefs are kept only of a proved backend, and of a context that did not shift."""
+        if self.mode is Mode.ROUTED:
+            content = self._routed(lease, content)
+        elif content is not None and content.n_tokens > self._n_ctx:
+            content = None
+        self.table.hold(lease.option.slot, content if self.pins else None)
+
+    def _routed(self, lease: Lease, content: Content | None) -> Content | None:
+        """What a process holds now. What it held before, of another conversation, is lost."""
+        before = self.table[lease.option.slot].content
+        if lease.beside:
+            return before
+        if before is not None and not same(before.prompt, lease.prompt):
+            self.on_displaced(lease.option.slot, before)
+        if content is None:
+            return None
+        costs = self._effects.costs
+        costs.observe_text(lease.prompt.size, lease.prompt_n or 0)
+        return self._routing.kept(content, lease, costs, self._clock())
+
+
+def _mark(prompt: Prompt) -> bytes:
+    """What a client sends that gave up and asks again; b"" where that cannot be told."""
+    return prompt.chain[-1] if prompt.chain else b""

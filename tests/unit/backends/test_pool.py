@@ -1,0 +1,181 @@
+"""Several servers as one backend: who gets what, and who is missing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.backends.base import Facts, Single
+from proxy.backends.pool import Pool
+from proxy.core.routing import Routing
+from proxy.errors import BackendRefusedError, BackendUnreachableError
+
+
+class Server(Single):
+    """One of them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.version = "1"
+        self.down = False
+        self.breaks = False
+        self.closed = False
+        self.asked: list[str] = []
+        self.served = 0
+        self.wrong: Exception = BackendUnreachableError(f"{name} is gone")
+        self.lacking = frozenset({name})
+
+    def primes(self, slot: int, body: bytes) -> bool:
+        """Only the second one does."""
+        assert (slot, body) == (0, b"x")
+        return self.name == "b"
+
+    @asynccontextmanager
+    async def send(self, *_: Any, slot: int | None = None) -> AsyncIterator[str]:
+        """Tells who it is; ``slot`` is the pool's business."""
+        assert slot is None
+        self._answer("send")
+        self.served += 1
+        yield self.name
+        if self.breaks:
+            raise self.wrong
+
+    async def facts(self) -> Facts:
+        """Two slots."""
+        self._answer("facts")
+        identity = {"version": self.version}
+        return Facts("some", "", 1, 0, "m", "", identity, routing=Routing(serial=True))
+
+    async def instance(self) -> str:
+        """Nothing to tell."""
+        self._answer("instance")
+        return ""
+
+    async def close(self) -> None:
+        """Closed."""
+        self.closed = True
+
+    def _answer(self, what: str) -> None:
+        self.asked.append(what)
+        if self.down:
+            raise self.wrong
+
+
+@pytest.fixture
+def servers() -> list[Server]:
+    """Three."""
+    return [Server(name) for name in "abc"]
+
+
+@pytest.fixture
+def pool(servers: list[Server]) -> Pool:
+    """Of them."""
+    return Pool(servers, serial=False)  # type: ignore[arg-type]
+
+
+def body(*texts: str) -> bytes:
+    """A chat."""
+    return orjson.dumps({"messages": [{"role": "user", "content": text} for text in texts]})
+
+
+async def who(pool: Pool, data: bytes | None, slot: int | None = None) -> Any:
+    """Who answers."""
+    async with pool.send("POST", "/x", [], data, slot=slot) as answer:
+        return answer
+
+
+async def test_the_slot_says_which(pool: Pool) -> None:
+    """Whatever is known of the conversation."""
+    assert [await who(pool, body("q"), slot) for slot in (2, 0, 1)] == ["c", "a", "b"]
+
+
+async def test_a_conversation_goes_back(pool: Pool) -> None:
+    """New ones go to the least busy; known ones to their own, busy or not."""
+    async with AsyncExitStack() as busy:
+        places = [
+            await busy.enter_async_context(pool.send("POST", "/x", [], body(text)))
+            for text in ("q0", "q1", "q2", "q3")
+        ]
+        assert places == ["a", "b", "c", "a"]
+        assert await who(pool, body("q1", "a", "r")) == "b"
+        assert await who(pool, body("q3", "a", "r")) == "a"
+    assert await who(pool, body("new")) == "a"
+
+
+@pytest.mark.parametrize("data", [None, b'no JSON but "messages"', b'["messages"]', b"{}"])
+async def test_what_is_no_chat(pool: Pool, data: bytes | None) -> None:
+    """Goes to the least busy."""
+    async with pool.send("POST", "/x", [], body("q")):
+        assert await who(pool, data) == "b"
+
+
+async def test_who_is_missing_is_left_out(pool: Pool, servers: list[Server]) -> None:
+    """Until it is back; then it is asked who it is."""
+    assert await who(pool, body("q")) == "a"
+    servers[0].down = True
+    assert await pool.instance() == ""
+    assert pool.absent == {0}
+    assert await who(pool, body("q", "a", "r")) == "b"
+    assert await pool.lacks() == {"b"}
+    servers[0].down = False
+    servers[0].asked.clear()
+    await pool.instance()
+    assert pool.absent == frozenset()
+    assert servers[0].asked == ["instance", "facts"]
+
+
+async def test_a_broken_connection_counts_at_once(pool: Pool, servers: list[Server]) -> None:
+    """Nobody else is sent there before it was looked at again."""
+    servers[0].breaks = True
+    with pytest.raises(BackendUnreachableError):
+        await who(pool, body("q"))
+    assert pool.absent == {0}
+    assert await who(pool, None) == "b"
+    await pool.instance()
+    assert pool.absent == frozenset()
+
+
+async def test_none_is_there(pool: Pool, servers: list[Server]) -> None:
+    """The first one's error is told, and requests are tried all the same."""
+    for server in servers:
+        server.down = True
+    with pytest.raises(BackendUnreachableError, match="a is gone"):
+        await pool.instance()
+    with pytest.raises(BackendUnreachableError, match="a is gone"):
+        await pool.facts()
+    servers[1].down = False
+    with pytest.raises(BackendUnreachableError):
+        await who(pool, None)
+    assert await pool.instance() == ""
+    assert await who(pool, None) == "b"
+
+
+async def test_a_bug_is_no_missing_server(pool: Pool, servers: list[Server]) -> None:
+    """What is no answer of a server is raised."""
+    servers[2].down, servers[2].wrong = True, RuntimeError("bug")
+    with pytest.raises(RuntimeError):
+        await pool.instance()
+
+
+async def test_facts(pool: Pool, servers: list[Server], caplog: pytest.LogCaptureFixture) -> None:
+    """As many slots as all have; what shares what computes is the user's to say."""
+    servers[1].version = "2"
+    found = await pool.facts()
+    assert found.total_slots == 3
+    assert found.routing is not None
+    assert not found.routing.serial
+    servers[0].down = True
+    assert (await pool.facts()).total_slots == 3
+
+
+async def test_everything_else(pool: Pool, servers: list[Server]) -> None:
+    """Each has its own say; no slot can be driven; all are closed."""
+    assert [pool.primes(slot, b"x") for slot in range(3)] == [False, True, False]
+    with pytest.raises(BackendRefusedError, match="a pool of servers cannot"):
+        await pool.slots()
+    await pool.close()
+    assert all(server.closed for server in servers)
