@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -86,8 +87,11 @@ CASES: dict[str, tuple[str, Callable[[int], Body]]] = {
 }
 
 
-def measured() -> Iterator[tuple[str, int, list[float]]]:
-    """Per case: bytes of the last request, and milliseconds of each turn after the first."""
+def measured() -> Iterator[tuple[str, int, list[float], list[float]]]:
+    """Per case: bytes of the last request, and milliseconds of each turn after the first.
+
+    First those of normalise, chain and lookup; then with parsing before and splicing after them.
+    """
     known = costs()
     states = tuple((snapshot(range(1000 * k), f"s{k}"), 1000 * k) for k in range(1, 5))
     for name, (path, body) in CASES.items():
@@ -100,20 +104,25 @@ def measured() -> Iterator[tuple[str, int, list[float]]]:
             filler = {"messages": [{"role": "user", "content": f"{other} {WORDS}"}]}
             call = DIALECTS[CHAT].parse(orjson.dumps(filler))
             normaliser.prepare(call, {}, b"n", keep=True, off=False)
+        inner: list[float] = []
         spent: list[float] = []
         raw = b""
+        gc.collect()
+        gc.freeze()  # as the service does once it is up
         for turn in range(30):
             raw = orjson.dumps(body(turn))
             started = time.perf_counter()
             call = dialect.parse(raw)
+            parsed = time.perf_counter()
             ready = normaliser.prepare(call, {}, b"n", keep=True, off=False)
             prompt = dialect.prompt(ready.call, b"n")
             slots = [Slot(0, content=content(prompt, 30_000)), Slot(1), Slot(2), Slot(3)]
             state = Engine(slots, 4, permits=0, wide=False, large=False, typical=1.0)
             waiting = Waiting(Need(prompt, exact=True), Kind.NARROW, 0.0)
             assert next_up([waiting], state, known, 1.0, lambda _: states)
+            inner.append((time.perf_counter() - parsed) * 1000)
             dialect.upstream(ready.call, 0)
             spent.append((time.perf_counter() - started) * 1000)
             said = conversation(turn + 1)["messages"][-2]  # as the model spelt it
             normaliser.answered(ready, orjson.dumps(said), 9)
-        yield name, len(raw), spent[1:]
+        yield name, len(raw), inner[1:], spent[1:]

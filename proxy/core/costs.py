@@ -14,8 +14,10 @@ from typing import Any
 
 _PRIOR_RATE = 1 / 500  # seconds per token: a small model on a CPU, a large one is slower
 _PRIOR_TOKENS = 64.0  # how many observed tokens that guess is worth
-_RESTORE_LATENCY, _PRIOR_RESTORE = 5e-3, 1e-9  # seconds, seconds per byte
-_SAVE_LATENCY, _PRIOR_SAVE = 10e-3, 2e-9
+# Seconds, and seconds per byte as of the fastest disks: what seems too dear is never tried, so a
+# guess above the truth would never be corrected; one below it is, by the first save or restore.
+_RESTORE_LATENCY, _PRIOR_RESTORE = 5e-3, 0.1e-9
+_SAVE_LATENCY, _PRIOR_SAVE = 10e-3, 0.1e-9
 _PRIOR_BYTES = 1e6  # how many observed bytes these are worth: a tiny file tells little of speed
 _PRIOR_SIZE = 100_000.0  # bytes per token
 _PRIOR_SIZE_TOKENS = 1e-6  # nearly nothing: the first state seen tells it

@@ -66,7 +66,7 @@ _SYSTEM_PARTS = (
     ("AGENTS.md", _FILE_EDITED),
     ("CLAUDE.md", _FILE_EDITED),
 )
-_CLOCK = re.compile(rf"{A_DATE.pattern}|\b\d{{1,2}}:\d{{2}}\b")
+_CLOCK = re.compile(rf"{A_DATE.pattern}|(?<!\d)\d{{1,2}}:\d{{2}}(?::\d{{2}})?(?!\d)")
 _CLOCK_ADVICE = (
     "A clock in the system prompt. Take it out, or let the rules for clocks freeze it and tell the"
     " newer value at the end."

@@ -63,13 +63,12 @@ class Conversation:
 
     @property
     def size(self) -> int:
-        """Bytes of its texts (of the short ones, characters); what several share counts once."""
-        held: dict[int, int] = {}
-        for line in self.lines:
-            held[id(line.came)] = len(line.came)
-            held[id(line.went)] = len(line.went)
-        for data in (*self.tools, *(data for _, data in self.order), self.settings):
-            held[id(data)] = len(data)
-        texts = (*(line.note for line in self.lines), *(name for name, _ in self.order), self.title)
+        """Bytes of its texts (of the short ones, characters); a shared one counts once."""
+        held = {id(data): len(data) for data in (*self.tools, *(data for _, data in self.order))}
+        lines = sum(
+            len(line.came) + (0 if line.went is line.came else len(line.went)) + len(line.note)
+            for line in self.lines
+        )
+        names = sum(len(name) for name, _ in self.order)
         answers = sum(len(answer.message) for answer in self.answers)
-        return sum(held.values()) + sum(map(len, texts)) + answers
+        return lines + sum(held.values()) + names + answers + len(self.settings) + len(self.title)

@@ -11,13 +11,14 @@ import anthropic
 import pytest
 
 from tests.real.conftest import EngineFactory, ProxyFactory
-from tests.real.proxies import ProxyProcess
 from tests.traffic import session
 
 pytestmark = pytest.mark.real
 
 TURNS = 10
 SLACK = 32  # tokens
+TAIL = 256  # of a sub-agent, computed again in less time than one save takes (about 70 here)
+HELPERS = ("helper-0-0ed", "helper-1-1ed")
 
 
 @dataclass
@@ -50,15 +51,6 @@ def beyond(turns: list[Turn], who: str = "main") -> list[int]:
     return [turn.computed - (turn.prompt - before.prompt) for before, turn in pairwise(mine)]
 
 
-def unsaved(front: ProxyProcess) -> int:
-    """Tokens the save policy may leave, by the measured cost of a save; 0 if none was made."""
-    saves = max(1.0, front.metric("save_seconds_count"))
-    rows = front.admin("api/requests")["requests"]
-    cold = [row for row in rows if row["reused"] == 0 and row["prompt"] and row["prompt"] > SLACK]
-    per_token = min(row["first_token"] / row["prompt"] for row in cold if row["first_token"])
-    return int(3 * front.metric("save_seconds_sum") / saves / per_token)
-
-
 def table(name: str, turns: list[Turn]) -> str:
     """One line of figures."""
     total, most = sum(turn.computed for turn in turns), max(beyond(turns))
@@ -69,17 +61,16 @@ def table(name: str, turns: list[Turn]) -> str:
 def test_main_turns_recompute_nothing(
     tools_model: Path, engine: EngineFactory, proxy: ProxyFactory
 ) -> None:
-    """With two sub-agents and titles on two slots, a main turn computes what is new in it."""
+    """With two sub-agents and titles on two slots, no conversation is computed twice."""
     front = proxy(engine(tools_model, context=8192))
     with_proxy = run(front.url)
     usual: dict[str, Any] = {"similarity": 0.1, "ram_cache": 8192}
-    print(table("through slotkeeper", with_proxy), f"(allowed: {SLACK} + {unsaved(front)})")
-    for helper in ("helper-0-0ed", "helper-1-1ed"):
-        # Not asserted: until a first save is measured its cost is a guess, and a guess that is
-        # too high keeps that first save from ever happening.
-        print(f"{helper}: beyond new, at most: {max(beyond(with_proxy, helper))}")
+    print(table("through slotkeeper", with_proxy))
+    most = {who: max(beyond(with_proxy, who)) for who in ("main", *HELPERS)}
+    print(most, "saves:", front.metric("save_seconds_count"))
     print(table("direct, RAM cache on", run(engine(tools_model, context=8192, **usual).url)))
     print(
         table("direct, RAM cache off", run(engine(tools_model, context=8192, similarity=0.1).url))
     )
-    assert max(beyond(with_proxy)) <= SLACK + unsaved(front)
+    assert most.pop("main") <= SLACK
+    assert max(most.values()) <= TAIL

@@ -196,8 +196,10 @@ def _remembered(
     for number, (said, item) in enumerate(zip(came, draft.messages, strict=True)):
         note = draft.notes.get(number, "")
         went = said.json if item.json == said.json else item.json
-        line = Line(said.json, went, said.key, note)
-        lines.append(old[number] if number < len(old) and old[number] == line else line)
+        line = old[number] if number < len(old) else None
+        if line is None or (line.came, line.went, line.note) != (said.json, went, note):
+            line = Line(said.json, went, said.key, note)
+        lines.append(line)
     before = found.before or origin
     order, answers = before.order, before.answers
     if not found.goes_on:  # of a branch it is only what it has

@@ -13,6 +13,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
+from proxy.core.conversation import SYSTEM
+
 START = 400  # characters of a text that are looked at
 
 # The name in ``X-Title``, or the product in ``User-Agent``: lower case, letters and digits only.
@@ -183,7 +185,7 @@ def side(body: Mapping[str, Any], headers: Mapping[str, str]) -> Side:
     messages = body.get("messages")
     messages = messages if isinstance(messages, list) else []
     for message in messages:
-        if not isinstance(message, dict) or message.get("role") not in {"system", "developer"}:
+        if not isinstance(message, dict) or message.get("role") not in SYSTEM:
             break
         for text in _starts(message):
             bare = _CLAUDE.sub("", _BILLING.sub("", text, count=1).lstrip(), count=1)

@@ -172,6 +172,8 @@ def system_in_place(draft: Draft, context: Context) -> None:
     if context.traits.mid_system is not False:
         return
     head = head_length(item.value for item in draft.messages)
+    if not any(_role(item.value) in SYSTEM for item in draft.messages[head:]):
+        return
     kept = draft.messages[:head]
     folding = False  # the last kept message took in a demoted one, or is one
     for item in draft.messages[head:]:

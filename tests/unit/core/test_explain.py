@@ -606,7 +606,12 @@ def test_an_empty_line_is_a_message_without_text() -> None:
 
 def test_a_clock_gets_its_own_advice() -> None:
     """Time and date in the system prompt are the client's to remove, or ours to freeze."""
-    for old, new in (("14:02", "14:03"), ("2026-10-09", "2026-10-10")):
+    for old, new in (
+        ("14:02", "14:03"),
+        ("2026-10-09", "2026-10-10"),
+        ("2026-10-09T10:01:00Z", "2026-10-09T10:02:30Z"),
+        ("at 10:01:00", "at 10:01:07"),
+    ):
         found = why(talk([system(f"Now: {old}."), Q]), talk([system(f"Now: {new}."), Q]))
         assert "clock" in found.advice
     assert "clock" not in why(talk([system("a b"), Q]), talk([system("a c"), Q])).advice

@@ -46,6 +46,7 @@ def index_of(*snapshots: Snapshot) -> PrefixIndex:
 def test_worth_saving_weighs_the_tail() -> None:
     """A tail that takes longer to compute than to save is saved; a short or fast one is not."""
     costs = Costs()  # 2 ms a token; a state of n tokens takes 10 ms + 0.2 ms * n to save
+    costs.observe_save(10**12, 2000.01)
     assert worth_saving(1000, 0, costs)
     assert not worth_saving(1000, 969, costs)
     assert not worth_saving(1000, 900, costs)
@@ -53,6 +54,16 @@ def test_worth_saving_weighs_the_tail() -> None:
     assert worth_saving(33, 1, costs)
     assert not worth_saving(31, 0, costs)
     assert not worth_saving(100, 200, costs)
+
+
+def test_a_first_save_is_tried() -> None:
+    """No guess stands in the way of a save that a fast disk makes worth it: it corrects itself."""
+    costs = Costs()
+    costs.observe_prefill(0, 1000, 0.07)  # a small model: quick to compute, quick to save
+    assert worth_saving(1000, 0, costs)
+    costs.observe_size(1000, 10**8)
+    costs.observe_save(10**8, 0.2)
+    assert not worth_saving(1000, 0, costs)
 
 
 def test_superseded_by_an_extension() -> None:

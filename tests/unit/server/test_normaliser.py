@@ -227,6 +227,16 @@ def test_no_messages() -> None:
     assert (desk.ask().kept, len(desk.book)) == (False, 0)
 
 
+@pytest.mark.parametrize("role", [["system"], {"a": 1}, 5, None])
+def test_a_strange_role(role: Any) -> None:
+    """A role that is no string is the backend's to refuse, and no fault here."""
+    desk = Desk()
+    turn = desk.ask({"role": role, "content": "x"}, user("hi"))
+    desk.hear(turn, "hello")
+    assert desk.ask({"role": role, "content": "x"}, user("hi"), said("hello"), user("go")).kept
+    assert desk.count('faults_total{where="normalise"}') == 0
+
+
 def test_refused() -> None:
     """The original is sent, and the ledger knows that: no note, nothing put in its place."""
     desk = Desk()
