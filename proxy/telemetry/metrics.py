@@ -6,7 +6,7 @@ whatever clients send.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from itertools import product
 
@@ -117,8 +117,14 @@ class Metrics:
         """All series begin at 0."""
         self._registry = CollectorRegistry()
         make = _Make(self._registry)
+        self._of_requests(make)
+        self._of_conversations(make.counter, make.gauge)
+        self._of_snapshots(make)
+        self._of_the_backend(make.counter, make.gauge)
+        self._begin()
+
+    def _of_requests(self, make: _Make) -> None:
         counter, gauge, seconds = make.counter, make.gauge, make.seconds
-        # Requests
         self._requests = counter(
             "requests_total", "Requests answered.", "path_class", "reason", "status_class"
         )
@@ -138,7 +144,10 @@ class Metrics:
         self._faults = counter(
             "faults_total", "Caching faults after which requests were forwarded plainly.", "where"
         )
-        # Conversations
+
+    def _of_conversations(
+        self, counter: Callable[..., Counter], gauge: Callable[..., Gauge]
+    ) -> None:
         self._rules = counter(
             "rules_total", "Rules of normalisation that had something to do.", "rule", "outcome"
         )
@@ -149,7 +158,9 @@ class Metrics:
             "side_requests_total", "Requests of clients beside the conversation.", "kind"
         )
         self.conversations = gauge("conversations", "Conversations in the ledger.")
-        # Snapshots
+
+    def _of_snapshots(self, make: _Make) -> None:
+        counter, gauge, seconds = make.counter, make.gauge, make.seconds
         self._saves = counter("saves_total", "Slots saved to disk.", "outcome")
         self._save_seconds = seconds("save", "A save, as the proxy waited for it.", _SHORT)
         self._save_bytes = counter("save_bytes_total", "Bytes saved.")
@@ -165,7 +176,8 @@ class Metrics:
         self.store_limit_bytes = gauge("store_limit_bytes", "What the store may hold.")
         self.store_files = gauge("store_files", "Number of snapshots.")
         self.disk_free_bytes = gauge("disk_free_bytes", "Free space where the store is.")
-        # Backend
+
+    def _of_the_backend(self, counter: Callable[..., Counter], gauge: Callable[..., Gauge]) -> None:
         self._slots = gauge("slots", "Slots by what they are doing.", "state")
         self.backend_up = gauge("backend_up", "1 if the backend answered last time.")
         self.backend_restarts = counter("backend_restarts_total", "Restarts noticed.")
@@ -173,7 +185,6 @@ class Metrics:
             "primes_total", "Displaced conversations computed again in idle time.", "outcome"
         )
         self._mode = gauge("mode", "1 for what may be done to the backend now.", "mode")
-        self._begin()
 
     def _begin(self) -> None:
         """A series that exists only after its first event breaks rates and alerts."""

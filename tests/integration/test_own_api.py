@@ -1,6 +1,6 @@
 """The proxy's own API over real sockets: what it shows, what it does, who may have it done.
 
-About proxy.server.admin, actions, view, status, running, events, dry_run, warm, pages and
+About proxy.server.admin, actions, view, status, running, events, pages, proxy.server.warm and
 proxy.curator; the contract of dashboard and command line.
 """
 

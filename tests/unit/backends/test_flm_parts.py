@@ -15,7 +15,6 @@ from proxy.backends.flm_memory import Memory as Held
 from proxy.backends.flm_memory import Prompt
 from proxy.backends.flm_models import Memory, ignores_tools, memory, primes
 from proxy.backends.flm_pace import Pace
-from proxy.backends.flm_spelling import respelled, schema_orders
 from proxy.backends.flm_stop import Stopper
 from proxy.backends.flm_window import Window
 from proxy.errors import BadRequestError
@@ -101,34 +100,6 @@ def test_patience_has_an_end() -> None:
     pace.observe({**SLOW, "predicted_n": 4000, "predicted_ms": 400_000.0}, 40_000)
     assert pace.patience(Memory.PROMPT, tools=True, size=40_000, limit=4096) == 0
     assert pace.patience(Memory.PROMPT, tools=True, size=40_000, limit=50) > 0
-
-
-@pytest.mark.parametrize(
-    ("text", "order", "want"),
-    [
-        ('{"a":1,"b":[1,2,{"c":"x:,\\"y"}]}', (), '{"a": 1, "b": [1, 2, {"c": "x:,\\"y"}]}'),
-        ('{"a":1,"b":2}', ("b", "a"), '{"b": 2, "a": 1}'),
-        ('{"a":1,"z":0,"b":2}', ("b", "a"), '{"b": 2, "a": 1, "z": 0}'),
-        ('{"n":12345678901234567890}', (), '{"n": 12345678901234567890}'),
-        ("{}", ("a",), "{}"),
-        ('{"a": 1}', ("a",), '{"a": 1}'),
-        ("[1,2]", (), "[1,2]"),
-        ("", (), ""),
-        ('{"a":"unfinished}', (), '{"a":"unfinished}'),
-    ],
-)
-def test_spelling(text: str, order: tuple[str, ...], want: str) -> None:
-    """Blanks and order as models write them; what is no compact object stays."""
-    call = {"id": "c", "function": {"name": "f", "arguments": text}}
-    assert respelled(call, {"f": order})["function"]["arguments"] == want
-
-
-def test_odd_calls() -> None:
-    """What has no text of arguments stays, and schemas without parameters have no order."""
-    for call in ({}, {"function": 7}, {"function": {"arguments": {"a": 1}}}):
-        assert respelled(call, {}) == call
-    assert schema_orders(None) == {}
-    assert schema_orders([{"function": {"name": "f"}}]) == {"f": ()}
 
 
 def prompt(*texts: str, **more: Any) -> Prompt:

@@ -178,21 +178,6 @@ def test_systems_that_come_later() -> None:
     assert got[-1]["content"] == "\n\nnote\n\n"
 
 
-def test_calls_as_the_model_wrote_them() -> None:
-    """Only where the model goes on from its own text."""
-    call = {"id": "c", "function": {"name": "ls", "arguments": '{"a":1,"b":2}'}}
-    tool = {"type": "function", "function": {
-        "name": "ls", "parameters": {"properties": {"b": {}, "a": {}}}}}  # fmt: skip
-    said = [*HELLO, {"role": "assistant", "tool_calls": [call]}]
-
-    def arguments(tag: str) -> str:
-        (made,) = sent(loaded=tag, messages=said, tools=[tool])["messages"][1]["tool_calls"]
-        return str(made["function"]["arguments"])
-
-    assert arguments("qwen3-it:4b") == '{"b": 2, "a": 1}'
-    assert arguments(TAG) == '{"a":1,"b":2}'
-
-
 @pytest.mark.parametrize(
     ("body", "modern", "want"),
     [
