@@ -9,7 +9,7 @@ LOCKED := $(PIP) --require-hashes --only-binary :all:
 GATED := proxy/core/*,proxy/store/*,proxy/scheduler.py,proxy/keeper.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak clients bench lock clean
+.PHONY: help demo test check soak clients bench screenshots lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /make \1  \t/p' Makefile
@@ -52,6 +52,9 @@ clients: .venv/.dev ## real client programs through the proxy
 
 bench: .venv/.dev ## the figures: through the proxy beside direct
 	$(BIN)/python -m tests.bench
+
+screenshots: .venv/.dev ## the pictures of the dashboard under docs/; needs Chromium
+	$(BIN)/python -m tests.dashboard.screenshots
 
 LOCK := .venv-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --no-header --upgrade
