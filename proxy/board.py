@@ -5,14 +5,16 @@ The scheduler decides who is next; this is what it decides about. Nothing here w
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from proxy.core import hold
 from proxy.core.hold import same
 from proxy.core.queue import Engine, Kind
 from proxy.core.records import Mode, Reuse
 from proxy.core.routing import Routing
-from proxy.core.slots import SlotState, SlotTable
+from proxy.core.slots import Content, SlotState, SlotTable
 from proxy.effects import settle_wide, until_idle
 
 if TYPE_CHECKING:
@@ -22,8 +24,21 @@ if TYPE_CHECKING:
     from proxy.core.placement import Need
     from proxy.core.queue import Grant, Lease
     from proxy.core.records import Prompt
-    from proxy.core.slots import Content
     from proxy.effects import Effects
+
+MOST_LEFT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a client left, to come back for: where, and until when.
+
+    ``firm``: it waited so long that its request is finished whatever else runs there.
+    """
+
+    slot: int
+    until: float
+    firm: bool
 
 
 class Board:
@@ -36,7 +51,7 @@ class Board:
         self._clock = clock
         self._n_ctx = 0
         self._routing = Routing()  # counts in mode routed
-        self._left: dict[int, bytes] = {}  # slot -> what a client left there, to come back for
+        self._left: dict[bytes, Left] = {}  # by what identifies a request, the oldest first
         self._permits = 0
         self._wide = False
         self.table = SlotTable()
@@ -74,9 +89,9 @@ class Board:
             here = [row.index for row in self.table if row.index not in self._backend.absent]
             need = self._routing.admit(need, here[0] if here else 0)
             if need.wanted is None:
-                mark = _mark(need.prompt)
-                left = [slot for slot in here if mark and mark == self._left.get(slot)]
-                need = replace(need, wanted=left[0] if left else None)
+                left = self._left.get(_mark(need.prompt))
+                if left is not None and left.slot in here and self._clock() < left.until:
+                    need = replace(need, wanted=left.slot)
         return need, Kind.WIDE if need.wide else Kind.NARROW
 
     # What is taken
@@ -103,7 +118,9 @@ class Board:
         elif kind is Kind.WIDE:
             self._wide = True
         else:
-            self._left.pop(option.slot, None)
+            there = {m: left for m, left in self._left.items() if left.slot == option.slot}
+            for mark in [mark for mark, left in there.items() if not left.firm]:
+                del self._left[mark]
             expected = max(0, option.n_tokens - option.hit)
             self.table.begin(option.slot, SlotState.LEASED, self._clock(), expected)
 
@@ -121,9 +138,11 @@ class Board:
         leased = any(row.state is SlotState.LEASED for row in self.table)
         return bool(self._permits or self._wide or leased)
 
-    def kept(self) -> float | None:
-        """Seconds until the next slot is not kept for its conversation any more (`core.hold`)."""
-        now = self._clock()
+    def kept(self, now: float) -> float | None:
+        """Seconds until the next slot is not kept for its conversation any more (`core.hold`).
+
+        ``now``: the instant of the decision it follows; one that ends right after it counts.
+        """
         ends = [row.content.held for row in self.table if row.content and row.content.held > now]
         return min(ends) - now if ends else None
 
@@ -137,6 +156,7 @@ class Board:
 
     def answered(self, lease: Lease, n_tokens: int) -> None:
         """An answer ran to its end with ``n_tokens`` in its slot."""
+        self._left.pop(_mark(lease.prompt), None)
         before = self.table[lease.option.slot].content
         self._hold(lease, lease.content(before, n_tokens, self._clock()))
 
@@ -145,12 +165,28 @@ class Board:
         if lease.kind is Kind.WIDE:
             await settle_wide(self._backend, self.table, lease)
         elif self.mode is Mode.ROUTED:
-            self._left[lease.option.slot] = _mark(lease.prompt)
             self._hold(lease, None)
+            self._leave(lease)
         else:
             view = await until_idle(self._backend, lease.option.slot)
             before = self.table[lease.option.slot].content
             self._hold(lease, lease.interrupted(before, view.n_tokens or 0, self._clock()))
+
+    def _leave(self, lease: Lease) -> None:
+        """A client went: it may come back for what goes on there without it."""
+        mark, slot, now = _mark(lease.prompt), lease.option.slot, self._clock()
+        if not mark or lease.beside:
+            return
+        firm = lease.body is not None and now - lease.started >= hold.LONG_SECONDS
+        self._left.pop(mark, None)
+        self._left[mark] = Left(slot, now + hold.KEPT_SECONDS, firm)
+        for old in list(self._left)[: max(0, len(self._left) - MOST_LEFT)]:
+            del self._left[old]
+        if firm:
+            n_tokens = math.ceil(lease.prompt.size / self._effects.costs.text)
+            content = Content(lease.prompt, n_tokens, n_tokens, used=now, storable=False)
+            until = now + hold.RETURN_SECONDS
+            self.table.hold(slot, replace(content, reuse=self._routing.reuse, held=until))
 
     def _hold(self, lease: Lease, content: Content | None) -> None:
         """Beliefs are kept only of a proved backend, and of a context that did not shift."""

@@ -269,7 +269,8 @@ class Scheduler:
 
     def _pump(self) -> None:
         """Grant whatever can start now. Called after every change."""
-        while not self._held and (found := self._next()) is not None:
+        now = self._clock()
+        while not self._held and (found := self._next(now)) is not None:
             waiter, grant = found
             self._queue.remove(waiter)
             if not waiter.future.done():  # else the client left in this very moment
@@ -278,21 +279,20 @@ class Scheduler:
                     self._large = waiter
                 waiter.future.set_result(grant)
         self._metrics.queue_length.set(len(self._queue))
-        self._again()
+        self._again(now)
 
-    def _again(self) -> None:
+    def _again(self, now: float) -> None:
         """Decide once more when a slot is not kept any longer: nothing else happens then."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        seconds = self.board.kept()
-        if self._queue and seconds is not None:
+        self._timer = None
+        if self._queue and (seconds := self.board.kept(now)) is not None:
             self._timer = asyncio.get_running_loop().call_later(seconds, self._pump)
 
-    def _next(self) -> tuple[Waiter, Grant] | None:
+    def _next(self, now: float) -> tuple[Waiter, Grant] | None:
         engine = self.board.engine(large=self._large is not None, typical=self._typical)
         try:
-            return next_up(self._queue, engine, self.costs, self._clock(), self._effects.matches)
+            return next_up(self._queue, engine, self.costs, now, self._effects.matches)
         except Exception as error:  # rule 10: a fault in weighing costs time only
             self._metrics.fault(Where.PLACEMENT)
             log.exception("placement.fault", error=type(error).__name__)

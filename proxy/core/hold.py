@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 TOOL_SECONDS = 5.0  # after a tool call its result comes by itself
 TURN_SECONDS = 1.0  # after any other answer: clients that go on without a user
+RETURN_SECONDS = 2.0  # after a client gave up, for the same request again
+LONG_SECONDS = 10.0  # who waited so long was sent away by a time-out, and asks again
+KEPT_SECONDS = 600.0  # what such a client left is kept for it so long
 WORTH = 0.5  # the share of a conversation's prefill that waiting for it may cost
 SIDE_PATIENCE = 25.0  # a side request waits no longer for the conversations
 LEAST_PATIENCE, MOST_PATIENCE = 30.0, 300.0  # nor does any other for cheaper ones

@@ -34,6 +34,9 @@ NOT_COMPUTING = frozenset(
         "/v1/chat/completions/input_tokens",
         "/responses/input_tokens",
         "/v1/responses/input_tokens",
+        "/api/cancel",  # FastFlowLM's and Ollama's: questions, and a word to what runs
+        "/api/show",
+        "/api/pull",
         "/v1/messages/count_tokens",
         "/v1/chat/completions/control",
         "/v1/streams/lookup",

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.board import Board
+from proxy.board import MOST_LEFT, Board
+from proxy.core import hold
 from proxy.core.placement import Need, Option
 from proxy.core.queue import Grant, Kind, Lease
 from proxy.core.records import Mode, Prompt, Reason, Reuse
@@ -36,8 +37,8 @@ class Bench:
         option = Option(slot=slot, reason=Reason.COLD, hit=0, n_tokens=10)
         self.board.take(kind, Grant(option))
         return Lease(
-            option, kind, prompt, Reason.COLD, queued=0.0, started=0.0, beside=need.beside,
-            body=b"{}",
+            option, kind, prompt, Reason.COLD, queued=0.0, started=self.clock.now,
+            beside=need.beside, body=b"{}",
         )  # fmt: skip
 
     def answer(self, prompt: Prompt, slot: int = 0) -> None:
@@ -47,9 +48,12 @@ class Bench:
         self.board.answered(lease, 950)
         self.board.release(lease.kind, slot)
 
-    async def left(self, prompt: Prompt, slot: int = 0, *, path: str = "") -> None:
-        """Or its client goes."""
+    async def left(
+        self, prompt: Prompt, slot: int = 0, *, path: str = "", after: float = 0.0
+    ) -> None:
+        """Or its client goes, ``after`` seconds."""
         lease = self.begin(prompt, slot, path=path)
+        self.clock.now += after
         await self.board.settle(lease)
         self.board.release(lease.kind, slot)
 
@@ -71,9 +75,9 @@ def test_an_answer_is_believed(bench: Bench) -> None:
     assert held is not None
     assert (held.n_tokens, held.n_prompt, held.reuse) == (950, 900, Reuse.EXTENSION)
     assert (held.storable, held.sent) == (False, b"{}")
-    assert bench.board.kept() == pytest.approx(1.0)
+    assert bench.board.kept(bench.clock.now) == pytest.approx(1.0)
     bench.clock.now += 2
-    assert bench.board.kept() is None
+    assert bench.board.kept(bench.clock.now) is None
     assert bench.effects.costs.text < 4.0  # a few bytes were 900 tokens
 
 
@@ -118,6 +122,34 @@ async def test_who_comes_back_goes_where_it_was_left(bench: Bench) -> None:
     assert bench.board.admit(Need(chat()))[0].wanted is None
     bench.answer(chat("x"), 1)
     assert bench.board.admit(Need(prompt))[0].wanted is None
+
+
+async def test_who_gave_up_late_is_waited_for(bench: Bench) -> None:
+    """Its process is kept a moment, and known to it after others had it, for a while."""
+    prompt = chat("s", "q")
+    await bench.left(prompt, 1, after=hold.LONG_SECONDS)
+    held = bench.held()[1]
+    assert held is not None
+    assert (held.prompt, held.n_tokens > 0, held.sent) == (prompt, True, None)
+    assert bench.board.kept(bench.clock.now) == pytest.approx(hold.RETURN_SECONDS)
+    bench.answer(chat("x"), 1)
+    await bench.left(chat("y"), 1)
+    assert bench.board.admit(Need(prompt))[0].wanted == 1
+    bench.clock.now += hold.KEPT_SECONDS
+    assert bench.board.admit(Need(prompt))[0].wanted is None
+
+
+async def test_an_answer_is_not_come_back_for(bench: Bench) -> None:
+    """Who got it goes anywhere again; and of many that left, the oldest are forgotten."""
+    prompt = chat("s", "q")
+    await bench.left(prompt, 1, after=hold.LONG_SECONDS)
+    bench.answer(prompt, 1)
+    assert bench.board.admit(Need(prompt))[0].wanted is None
+    for number in range(MOST_LEFT + 1):
+        await bench.left(chat(f"{number}"), 1, after=hold.LONG_SECONDS)
+    wanted = [bench.board.admit(Need(chat(f"{n}")))[0].wanted for n in (0, 1, MOST_LEFT)]
+    # the first ones had their time
+    assert (wanted[0], wanted[-1], len(bench.board._left)) == (None, 1, MOST_LEFT)
 
 
 def test_a_process_that_is_gone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

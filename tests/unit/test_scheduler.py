@@ -6,12 +6,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from typing import Any
 
 import pytest
 
 from proxy.backends.base import SlotView
 from proxy.core.placement import Need
-from proxy.core.queue import Lease
+from proxy.core.queue import Lease, next_up
 from proxy.core.records import Mode, Prompt, Reason
 from proxy.core.routing import Routing
 from proxy.core.slots import SlotState
@@ -572,6 +573,24 @@ async def test_a_kept_slot_is_given_up_by_itself() -> None:
         assert lease.queued > 0.005
         lease.finish(4)
     await bench.scheduler.quiet()
+
+
+async def test_a_hold_that_ends_while_it_is_decided(
+    routed: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time goes on between the decision and the look at when to take it again."""
+    async with routed.scheduler.lease(Need(chat("s", "q")), unresolved) as lease:
+        routed.scheduler.observed(lease, 0, 50)
+        lease.finish(4)  # a hold of 20 ms
+
+    def slow(*args: Any) -> Any:
+        found = next_up(*args)
+        routed.clock.now += 10
+        return found
+
+    monkeypatch.setattr("proxy.scheduler.next_up", slow)
+    async with routed.scheduler.lease(Need(chat("x")), unresolved) as lease:
+        lease.finish(4)
 
 
 async def test_a_broken_connection_costs_routed_only_its_slot(routed: Bench) -> None:
