@@ -141,7 +141,7 @@ class Backend(Protocol):
         """Ask who it is. Cheap enough for once a second."""
 
     async def lacks(self) -> frozenset[str]:
-        """Paths that it has not, or not in working order, though the proxy can do without.
+        """Paths that become chat requests here: it has them not, not in working order, or uncached.
 
         Cheap enough for each request. Raises as long as it cannot be told who it is.
         """

@@ -33,6 +33,9 @@ QUOTED = 200  # characters of the backend's own error message
 class LlamaServer(Single):
     """A ``Backend`` (see base.py) with everything llama-server can do."""
 
+    # It makes a chat request of it, and names no slot for it: done here, it is cached like chat.
+    lacking = frozenset({"/v1/responses"})
+
     def __init__(
         self, url: str, *, key: str | None, connect_timeout: float, silence_timeout: float
     ) -> None:

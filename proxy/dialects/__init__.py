@@ -26,7 +26,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
         "/infill": Infill(),
     }
 )
-# Become chat requests where the backend lacks them (``Backend.lacks``); else they are its own.
+# Become chat requests where ``Backend.lacks`` names them; else they are the backend's own.
 TRANSLATIONS: Mapping[str, Dialect] = MappingProxyType(
     {
         "/v1/completions": CompletionAsChat(),

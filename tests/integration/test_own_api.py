@@ -351,7 +351,7 @@ async def test_explain_what_the_template_makes_of_it(proxy: Proxy, fake: FakeLla
         ({"path": CHAT, "request": []}, "request"),
         ({"path": CHAT, "request": {}}, "messages"),
         ({"path": CHAT, "request": {"messages": []}, "headers": {"a": 1}}, "headers"),
-        ({"path": "/v1/responses", "request": {"input": "x"}}, "itself"),
+        ({"path": "/api/generate", "request": {"prompt": "x"}}, "itself"),
     ],
 )
 async def test_odd_questions(proxy: Proxy, body: dict[str, Any], word: str) -> None:
