@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
@@ -14,19 +15,27 @@ from typing import Any
 
 import structlog
 
-from proxy.backends import flm_answer, flm_request
+from proxy.backends import flm_answer, flm_request, flm_wire
 from proxy.backends.base import Facts, Upstream
 from proxy.backends.flm_advice import Advice, Hint
 from proxy.backends.flm_answer import Repair
-from proxy.backends.flm_lane import Job, Lane, Orphan, Orphans, Running
+from proxy.backends.flm_lane import ERRORS, Job, Lane, Running
 from proxy.backends.flm_memory import Cache, Memory, cache_of
 from proxy.backends.flm_models import Memory as Kind
-from proxy.backends.flm_models import memory, primes
+from proxy.backends.flm_models import goes_on_from_answer, memory, primes
+from proxy.backends.flm_orphans import Orphans, Visit
 from proxy.backends.flm_pace import Pace
 from proxy.backends.flm_window import Window
-from proxy.backends.flm_wire import ask, broken, next_of, only_kind, parsed, streams, without_kind
-from proxy.backends.flm_work import CHAT, FORGETTING, JSON, Release, Work, flush, prepare
-from proxy.backends.transport import OWNER, Headers, Transport
+from proxy.backends.flm_work import (
+    CHAT,
+    FORGETTING,
+    JSON,
+    Release,
+    Work,
+    flush,
+    prepare,
+)
+from proxy.backends.transport import OWNER, WHOLE, Headers, Transport
 from proxy.backends.undriven import Undriven
 from proxy.core.routing import Routing
 from proxy.errors import BackendBrokenError, BackendUnreachableError, SlotkeeperError
@@ -34,16 +43,14 @@ from proxy.errors import BackendBrokenError, BackendUnreachableError, Slotkeeper
 log = structlog.get_logger("slotkeeper.fastflowlm")
 
 SAME_AS_CHAT = {CHAT, "/chat/completions"}
-READING = {"GET", "HEAD", "OPTIONS"}
-NOT_COMPUTING = {"/api/cancel", "/api/pull", "/api/show"}
 # Engines of their own: they leave the conversation alone (2).
 BESIDE = frozenset({"/v1/embeddings", "/api/embeddings", "/v1/audio/transcriptions"})
 MODERN = (1, 0, 7)  # era E: usage on request, tool policy
-OK, ERRORS, BUSY = 200, 400, 503
+OK, BUSY = 200, 503
 SETTLE_SECONDS = 0.5  # after an error or a cancel
 STUCK_SECONDS = 120.0  # an exception in mid-stream leaves the stream open for ever (1.5)
 CANCEL_SECONDS = 1.0  # a cancel can come too early to be heard (1.3)
-CLAIM_SECONDS = 10.0  # how long an answer waits for the client that left during its prefill
+CLAIM_SECONDS = 10.0  # how long at least an answer goes on that nobody waits for
 CLOSE_SECONDS = 10.0  # what still runs at the end is cancelled, and read that long
 IGNORED = "X-Slotkeeper-Ignored"  # fields of the request that this server does not read
 
@@ -76,7 +83,8 @@ class FastFlowLM(Undriven):
         self._lane.on_wanted.append(self._make_way)
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: dict[str, Running] = {}  # by the name that cancels it
-        self._orphans = Orphans()
+        self._orphans = Orphans(self._spawn, self._cancel)
+        self._asked: Counter[bytes] = Counter()  # requests that wait for the lane, by their keys
         self._memory = Memory()
         self._window = Window(tokenizer)
         self._pace = Pace()
@@ -97,20 +105,21 @@ class FastFlowLM(Undriven):
         """Forward a request; see ``Backend.send``.
 
         The path goes out without its query. What computes waits for its turn; left early it is
-        cancelled, and read to its end before the next one starts. Left before anything came it
-        goes on while nobody else wants the NPU: a client that gave up sends the same again, and
-        gets that answer (else the two would go on for ever: its issue 733).
+        cancelled, and read to its end before the next one starts. Left before anything was shown it
+        goes on for a while (``flm_orphans``): a client that gave up sends the same again.
         """
         path = target.partition("?")[0]
-        if method in READING or path in NOT_COMPUTING:
-            return self._transport.send(method, path, only_kind(headers), body)
+        if flm_wire.asks(method, path):
+            return flm_wire.asking(
+                self._transport, method, path, body, self._catalogue, loaded=self._loaded
+            )
         return self._computing(CHAT if path in SAME_AS_CHAT else path, headers, body)
 
     async def facts(self) -> Facts:
         """Release and catalogue; the model and its context only once an answer has told them."""
         try:
-            version = await ask(self._transport, "/api/version")
-            listed = await ask(self._transport, "/v1/models")
+            version = await flm_wire.ask(self._transport, "/api/version")
+            listed = await flm_wire.ask(self._transport, "/v1/models")
         except SlotkeeperError as error:
             self._advice.failed(error)
             raise
@@ -118,7 +127,7 @@ class FastFlowLM(Undriven):
             self._catalogue = frozenset(str(model["id"]) for model in listed["data"])
             self._version = tuple(map(int, re.findall(r"\d+", version["version"])[:3]))
         except (LookupError, TypeError) as error:
-            raise broken("/api/version, /v1/models") from error
+            raise flm_wire.broken("/api/version, /v1/models") from error
         self._loaded = self._pinned
         self._memory.cache = cache_of(self._version)
         self._advice.release(self._memory.cache)
@@ -135,7 +144,7 @@ class FastFlowLM(Undriven):
 
     async def instance(self) -> str:
         """``""``: nothing tells one process from the next. Raises when it is not there."""
-        await ask(self._transport, "/api/npu/status")
+        await flm_wire.ask(self._transport, "/api/npu/status")
         return ""
 
     def primes(self, slot: int, body: bytes) -> bool:
@@ -152,8 +161,8 @@ class FastFlowLM(Undriven):
         """Cancel what runs, let it end, close all connections."""
         self._orphans.forget()
         if self._tasks:
-            for name, running in self._running.items():
-                self._spawn(self._cancel(name, running.job))
+            for running in self._running.values():
+                self._spawn(self._cancel(running))
             _, late = await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
             for task in late:
                 task.cancel()
@@ -169,64 +178,64 @@ class FastFlowLM(Undriven):
     async def _computing(
         self, path: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None
     ) -> AsyncIterator[Upstream]:
-        raw = body if isinstance(body, bytes) else b""
-        if body is not None and not isinstance(body, bytes):
-            raw = b"".join([piece async for piece in body])
+        raw = await flm_wire.whole_of(body)
         if not self._version:
             await self.facts()
         work = self._work(path, headers, raw)
-        name, job = self._claimed(work) or await self._started(path, headers, raw)
-        began = False
+        now = asyncio.get_running_loop().time
+        visit, silent = Visit(now()), any(name.lower() == WHOLE for name, _ in headers)
+        running = self._claimed(work) or await self._started(work, headers, raw)
+        read = False
         try:
-            await job.begun()
-            began = True
-            yield job
+            await running.job.begun()
+            visit.shown = None if silent or work.whole else now()
+            yield running.job
+            read = True
         finally:
-            if job.ended.is_set():
-                pass  # nothing runs for it
-            elif began or self._lane.wanted:
-                self._leave(name)
-            else:
-                waiting = self._spawn(self._unclaimed(work.key, name, job))
-                self._orphans.keep(work.key, Orphan(name, job, waiting))
+            if read or not self._orphans.keep(running, visit, respite=CLAIM_SECONDS):
+                self._leave(running)
+            elif self._lane.wanted:
+                self._make_way()
 
-    def _claimed(self, work: Work) -> tuple[str, Job] | None:
+    def _claimed(self, work: Work) -> Running | None:
         """The answer of this very request, if it was left."""
-        mine = self._orphans.claim(work.key)
-        for running in self._running.values():
+        mine = self._orphans.claim(work)
+        for running in self._running.values() if mine is None else ():
             before = running.work.prompt
             if work.prompt is None or before is None or not work.prompt.extends(before):
                 running.hurry.set()  # what it holds will be gone all the same
-        return (mine.name, mine.job) if mine else None
+        return mine
 
     def _make_way(self) -> None:
-        """A request wants the NPU, perhaps of another process: what was left here is cancelled."""
-        for orphan in self._orphans.running():
-            self._spawn(self._cancel(orphan.name, orphan.job))
-
-    async def _unclaimed(self, key: bytes, name: str, job: Job) -> None:
-        """An orphan's last respite: its prefill, and some seconds of its answer."""
-        await job.begins()
-        await asyncio.sleep(CLAIM_SECONDS)
-        self._orphans.drop(key)
-        await self._cancel(name, job)
+        """A request wants the NPU, perhaps of another process."""
+        self._orphans.make_way(self._asked)
 
     def _work(self, path: str, headers: Headers, raw: bytes) -> Work:
         """As far as is known by now what is loaded."""
-        owner = "\n".join(value for name, value in headers if name.lower() == OWNER)
+        owner = next((value for name, value in headers if name.lower() == OWNER), None)
         release = Release(self._catalogue, self._loaded, modern=self._version >= MODERN)
-        return prepare(path, only_kind(headers), raw, owner, release, self._memory)
+        return prepare(path, flm_wire.only_kind(headers), raw, owner, release, self._memory)
 
-    async def _started(self, path: str, headers: Headers, raw: bytes) -> tuple[str, Job]:
-        await self._lane.enter()
+    async def _started(self, asked: Work, headers: Headers, raw: bytes) -> Running:
+        """Wait for the turn, and use it, unless the same was left by another meanwhile."""
+        self._asked[asked.key] += 1
         try:
-            work = self._work(path, headers, raw)
+            await self._lane.enter()
+        finally:
+            self._asked -= Counter([asked.key])
+        try:
+            work = self._work(asked.path, headers, raw)
+            mine = self._orphans.claim(work)
         except BaseException:
             self._lane.leave(0.0)
             raise
-        running = self._running[work.name] = Running(work, Job())
+        if mine is not None:
+            self._lane.leave(0.0)
+            return mine
+        running = Running(work, Job(), asyncio.get_running_loop().time())
+        self._running[work.name] = running
         self._spawn(self._run(running))
-        return work.name, running.job
+        return running
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name="fastflowlm")
@@ -266,7 +275,7 @@ class FastFlowLM(Undriven):
         capacity = self._window.capacity
         if least < capacity or not capacity:
             return True
-        _whole(job, ERRORS, JSON, flm_answer.too_long(least, capacity, source="slotkeeper"))
+        job.whole(ERRORS, JSON, flm_answer.too_long(least, capacity, source="slotkeeper"))
         return False
 
     async def _attempts(self, running: Running) -> bool:
@@ -280,12 +289,13 @@ class FastFlowLM(Undriven):
         refused = await self._attempt(running)
         if refused is not None and flm_answer.OVERFLOW in refused[2]:
             await asyncio.sleep(SETTLE_SECONDS)
+            self._memory.repeated = []  # what it did not find says nothing of it
             refused = await self._attempt(running)
         if refused is None:
             return not (work.repair and work.repair.cancelled)
         if refused[0] == BUSY:
             self._advice.once(Hint.SHARED)
-        _whole(running.job, *refused)
+        running.job.whole(*refused)
         return refused[0] < ERRORS
 
     async def _prepared(self, work: Work) -> None:
@@ -300,36 +310,40 @@ class FastFlowLM(Undriven):
             self._advice.once(Hint.UNREAD, ", ".join(work.unread))
         if self._memory.flush_before(work.prompt):
             await self._flush()
+        self._memory.spellings.sent(work.spelled)
         self._memory.begins(work.prompt)
 
     async def _attempt(self, running: Running) -> tuple[int, Headers, bytes] | None:
         """Send it. None if the answer was a stream, which is in its job then."""
         work, job = running.work, running.job
         async with self._transport.send("POST", work.path, work.headers, work.body) as upstream:
-            head = without_kind(upstream.headers)
-            if not streams(upstream):
+            head = flm_wire.without_kind(upstream.headers)
+            if not flm_wire.streams(upstream):
                 status, body = flm_answer.judged(
                     upstream.status, await upstream.read(), self._window.capacity
                 )
                 if work.prompt is not None and status < ERRORS:
-                    raise broken(work.path)
+                    raise flm_wire.broken(work.path)
                 return status, [*head, *JSON], body
             told = [(IGNORED, ", ".join(work.unread))] if work.unread else []
             if not work.whole:
                 job.begin(upstream.status, [*upstream.headers, *told])
             gathered = bytearray()
-            while chunk := await next_of(upstream, STUCK_SECONDS):
-                data = parsed(work.repair.feed, chunk) if work.repair else chunk
+            while chunk := await flm_wire.next_of(upstream, STUCK_SECONDS):
+                job.spoke.set()
+                data = flm_wire.parsed(work.repair.feed, chunk) if work.repair else chunk
                 if work.whole:
                     gathered += data
                 else:
                     job.put(data)
                 if work.repair is not None and work.repair.stopped:
-                    self._leave(work.name)
+                    self._leave(running)
         if work.repair is not None and not work.repair.done:
-            raise broken(work.path)
+            raise flm_wire.broken(work.path)
         if work.whole:
-            _whole(job, OK, [*head, *JSON, *told], parsed(flm_answer.assembled, bytes(gathered)))
+            job.whole(
+                OK, [*head, *JSON, *told], flm_wire.parsed(flm_answer.assembled, bytes(gathered))
+            )
         job.end()
         return None
 
@@ -346,20 +360,22 @@ class FastFlowLM(Undriven):
         kind = memory(self._loaded, think=work.think)
         if self._memory.expected and not timings["cache_n"] and kind is Kind.PROMPT:
             self._advice.once(Hint.MISSED, self._loaded)
+        if goes_on_from_answer(self._loaded, think=work.think):
+            repeated, hit = self._memory.repeated, bool(timings["cache_n"])
+            self._memory.spellings.judge(self._loaded, repeated, hit=hit)
         self._memory.ended(prompt, repair.message, total)
         await self._window.told(prompt, total)
 
     async def _flush(self) -> None:
         """Another conversation, of a word: the server forgets what it held (3.3)."""
         async with self._transport.send("POST", CHAT, JSON, flush(self._memory.cache)) as upstream:
-            while await next_of(upstream, STUCK_SECONDS):
+            while await flm_wire.next_of(upstream, STUCK_SECONDS):
                 pass
         self._memory.lost()
 
-    def _leave(self, name: str) -> None:
+    def _leave(self, running: Running) -> None:
         """Nobody wants the rest of this answer: once for each."""
-        running = self._running.get(name)
-        if running is not None and not running.left:
+        if not (running.left or running.job.ended.is_set()):
             running.left = True
             self._spawn(self._left(running))
 
@@ -374,21 +390,8 @@ class FastFlowLM(Undriven):
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await running.hurry.wait()
-        await self._cancel(work.name, running.job)
+        await self._cancel(running)
 
-    async def _cancel(self, name: str, job: Job) -> None:
+    async def _cancel(self, running: Running) -> None:
         """Tell the server, until it has ended. Its stream is read on meanwhile."""
-        while not job.ended.is_set():
-            try:
-                await ask(self._transport, "/api/cancel", {"request_id": name})
-            except SlotkeeperError as error:
-                log.info("fastflowlm.not-cancelled", why=error.message)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CANCEL_SECONDS):
-                    await job.ended.wait()
-
-
-def _whole(job: Job, status: int, headers: Headers, body: bytes) -> None:
-    job.begin(status, headers)
-    job.put(body)
-    job.end()
+        await flm_wire.cancel(self._transport, running.work.name, running.job, every=CANCEL_SECONDS)

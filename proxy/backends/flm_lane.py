@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from proxy.backends.flm_work import Work
 from proxy.backends.transport import Headers
-from proxy.errors import SlotkeeperError
+from proxy.errors import BackendBrokenError, SlotkeeperError
+
+ERRORS = 400
 
 
 class Lane:
@@ -56,7 +57,8 @@ class Lane:
 class Job:
     """An ``Upstream`` (see base.py) that is written by a task of the driver's own.
 
-    So a reader can go at any time: the connection behind it is read to its end all the same.
+    So a reader can go at any time, and another take over: the connection behind it is read to its
+    end all the same.
     """
 
     def __init__(self) -> None:
@@ -64,13 +66,16 @@ class Job:
         self.status = 0
         self.headers: Headers = []
         self.ended = asyncio.Event()
+        self.spoke = asyncio.Event()  # its prefill is over
         self._news = asyncio.Event()
-        self._pieces: deque[bytes] = deque()
+        self._pieces: list[bytes] = []
+        self._read = 0  # of them
         self._error: SlotkeeperError | None = None
 
     def begin(self, status: int, headers: Headers) -> None:
         """The answer's head is there."""
         self.status, self.headers = status, headers
+        self.spoke.set()
         self._news.set()
 
     def put(self, data: bytes) -> None:
@@ -79,29 +84,50 @@ class Job:
             self._pieces.append(data)
             self._news.set()
 
+    def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """All of it at once."""
+        self.begin(status, headers)
+        self.put(body)
+        self.end()
+
     def end(self, error: SlotkeeperError | None = None) -> None:
         """The body is complete, or breaks off with ``error``. Only the first end counts."""
         if not self.ended.is_set():
             self._error = error
             self.ended.set()
+            self.spoke.set()
             self._news.set()
+
+    @property
+    def failed(self) -> bool:
+        """It broke off, or is a refusal."""
+        return self._error is not None or self.status >= ERRORS
+
+    def rewind(self) -> None:
+        """Another reader takes over from the one before; it gets all of it."""
+        self._read = 0
 
     async def begun(self) -> None:
         """Wait for the head. Raises what came instead of it."""
-        await self.begins()
-        if not self.status and self._error is not None:
-            raise self._error
+        while not self.status:
+            if self.ended.is_set():
+                raise self._error or BackendBrokenError("an answer without a head")
+            await self._more()
 
     async def read_some(self) -> bytes:
         """See ``Upstream``."""
-        while not self._pieces:
+        while self._read == len(self._pieces):
             if self.ended.is_set():
                 if self._error is not None:
                     raise self._error
                 return b""
-            self._news.clear()
-            await self._news.wait()
-        return self._pieces.popleft()
+            await self._more()
+        self._read += 1
+        return self._pieces[self._read - 1]
+
+    async def _more(self) -> None:
+        self._news.clear()
+        await self._news.wait()
 
     async def read(self) -> bytes:
         """See ``Upstream``."""
@@ -110,62 +136,17 @@ class Job:
             out += piece
         return bytes(out)
 
-    async def begins(self) -> None:
-        """Wait for the head, or for what comes instead."""
-        await self._news.wait()
-
 
 @dataclass(slots=True)
 class Running:
     """A request in the lane.
 
-    ``hurry``: it has ended, or nobody has patience with it any more. ``left``: its end is wanted.
+    ``started``: when its turn came, by the loop's clock. ``hurry``: it has ended, or nobody has
+    patience with it any more. ``left``: its end is wanted.
     """
 
     work: Work
     job: Job
+    started: float
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     left: bool = False
-
-
-@dataclass(slots=True)
-class Orphan:
-    """A job whose client left before anything had come; a task waits for that client's return."""
-
-    name: str
-    job: Job
-    waiting: asyncio.Task[None]
-
-
-class Orphans:
-    """Answers whose clients left before anything had come, by what identifies a request."""
-
-    def __init__(self) -> None:
-        """None."""
-        self._waiting: dict[bytes, Orphan] = {}
-
-    def keep(self, key: bytes, orphan: Orphan) -> None:
-        """Until it is claimed, or its task gives it up."""
-        self._waiting[key] = orphan
-
-    def claim(self, key: bytes) -> Orphan | None:
-        """The answer of this very request, unless it failed. Nobody waits for it any more."""
-        mine = self.drop(key)
-        return mine if mine and (mine.job.status or not mine.job.ended.is_set()) else None
-
-    def drop(self, key: bytes) -> Orphan | None:
-        """It is not waited for any longer."""
-        orphan = self._waiting.pop(key, None)
-        if orphan is not None and orphan.waiting is not asyncio.current_task():
-            orphan.waiting.cancel()
-        return orphan
-
-    def running(self) -> list[Orphan]:
-        """Take out those that still keep the lane: another request wants it."""
-        keys = [key for key, one in self._waiting.items() if not one.job.ended.is_set()]
-        return [orphan for key in keys if (orphan := self.drop(key)) is not None]
-
-    def forget(self) -> None:
-        """Nobody will come back any more."""
-        for key in [*self._waiting]:
-            self.drop(key)

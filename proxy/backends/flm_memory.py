@@ -66,9 +66,12 @@ class Prompt:
         """Whether it asks something else in place of the last message of ``older``."""
         shared = older.messages[:-1]
         began = any(message["role"] == "assistant" for message in shared)
-        same = self.messages[: len(shared)] == shared
-        last = older.messages[-1]
-        return began and same and last not in self.messages[len(shared) : len(shared) + 1]
+        count = len(shared)
+        return (
+            began
+            and self.messages[:count] == shared
+            and self.messages[count : count + 1] != older.messages[-1:]
+        )
 
 
 @dataclass(slots=True)
@@ -168,15 +171,16 @@ def _media(message: dict[str, Any]) -> list[Any]:
 
 def _said(message: dict[str, Any]) -> tuple[str, list[tuple[Any, Any]]]:
     """Text and calls, which is all that is rendered of an answer; ids are not."""
-    calls = [call.get("function") for call in message.get("tool_calls") or [] if _object(call)]
     return text_of(message.get("content") or ""), [
-        (call.get("name"), _value(call.get("arguments"))) if _object(call) else (None, call)
-        for call in calls
+        _called(call) for call in message.get("tool_calls") or []
     ]
 
 
-def _object(value: Any) -> bool:
-    return isinstance(value, dict)
+def _called(call: Any) -> tuple[Any, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return None, function
+    return function.get("name"), _value(function.get("arguments"))
 
 
 def _value(arguments: Any) -> Any:

@@ -62,6 +62,7 @@ _REQUIRED: Mapping[str, tuple[str, ...]] = {
     "/api/chat": ("messages",),
     "/api/embeddings": ("model", "input"),
     "/api/generate": ("prompt",),
+    "/api/show": ("model",),
     "/v1/completions": ("prompt",),
     "/v1/embeddings": ("model", "input"),
 }
@@ -114,7 +115,7 @@ def unread(body: Mapping[str, Any], *, modern: bool) -> list[str]:
 
 
 def other(path: str, body: Mapping[str, Any], *, catalogue: Collection[str]) -> dict[str, Any]:
-    """The body for any other path that computes: no nulls, no name that loads a model.
+    """The body for any other path: no nulls, no name that loads a model.
 
     Raises ``BadRequestError`` for what the server would not survive.
     """
@@ -122,6 +123,8 @@ def other(path: str, body: Mapping[str, Any], *, catalogue: Collection[str]) -> 
     for name in _REQUIRED.get(path, ()):
         if name not in sent:
             raise BadRequestError(f"'{name}' is required.")
+    if not isinstance(sent.get("request_id", ""), str):
+        del sent["request_id"]  # it would lock the NPU for ever (1.3)
     if path == "/api/chat" and sent.get("stream") is True:
         raise BadRequestError("FastFlowLM cannot stream this path; use /v1/chat/completions.")
     if ("prompt" in sent or path == "/api/chat") and not named(body, catalogue):

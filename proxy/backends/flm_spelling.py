@@ -76,9 +76,11 @@ class Spellings:
         if not alike or alike == ALL:
             return  # not sent as they were told, or it made no difference
         marks = self._marks.setdefault(model, dict.fromkeys(Spelling, 0))
-        for one in alike if not hit else ALL:
-            step = 1 if hit and one in alike else -1
-            marks[one] = max(-_MOST, min(marks[one] + step, _MOST))
+        for one, mark in marks.items():
+            if one in alike:
+                marks[one] = min(mark + 1, _MOST) if hit else max(mark - 1, -_MOST)
+            elif hit:
+                marks[one] = min(mark, max(mark - 1, -1))  # it never failed itself
 
 
 def mark_of(call: Mapping[str, Any]) -> bytes:

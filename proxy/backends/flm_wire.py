@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import orjson
+import structlog
 
-from proxy.backends.flm_work import CHAT, JSON
+from proxy.backends.base import Upstream
+from proxy.backends.flm_lane import Job
+from proxy.backends.flm_work import CHAT, JSON, question
 from proxy.backends.transport import Answer, Headers, Transport
-from proxy.errors import BackendBrokenError, BackendRefusedError, BackendTimeoutError
+from proxy.errors import (
+    BackendBrokenError,
+    BackendRefusedError,
+    BackendTimeoutError,
+    SlotkeeperError,
+)
+
+log = structlog.get_logger("slotkeeper.fastflowlm")
 
 OK = 200
+READING = {"GET", "HEAD", "OPTIONS"}
+NOT_COMPUTING = {"/api/cancel", "/api/pull", "/api/show"}
+RUNNING, NOTHING = "/api/ps", b'{"models":[]}'  # with nothing loaded it reads what is not there
 ANSWER_SECONDS = 60.0  # for a question to the server
 
 
@@ -36,6 +50,55 @@ async def ask(transport: Transport, path: str, body: dict[str, Any] | None = Non
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise broken(path) from error
+
+
+def asks(method: str, path: str) -> bool:
+    """Whether a request is a question, which needs no turn."""
+    return method in READING or path in NOT_COMPUTING
+
+
+@asynccontextmanager
+async def asking(
+    transport: Transport,
+    method: str,
+    path: str,
+    body: bytes | AsyncIterator[bytes] | None,
+    catalogue: frozenset[str],
+    *,
+    loaded: str,
+) -> AsyncIterator[Upstream]:
+    """A client's question, without what the server would not survive (1.3, 1.4).
+
+    ``loaded``: the model, "" if none is known to be. Raises ``BadRequestError``.
+    """
+    raw = await whole_of(body)
+    if path == RUNNING and not loaded:
+        job = Job()
+        job.whole(OK, JSON, NOTHING)
+        yield job
+        return
+    data = None if method in READING else question(path, raw, catalogue)
+    async with transport.send(method, path, JSON if data else [], data) as upstream:
+        yield upstream
+
+
+async def cancel(transport: Transport, name: str, job: Job, *, every: float) -> None:
+    """Tell the server each ``every`` seconds, until it has ended. Its stream is read meanwhile."""
+    while not job.ended.is_set():
+        try:
+            await ask(transport, "/api/cancel", {"request_id": name})
+        except SlotkeeperError as error:
+            log.info("fastflowlm.not-cancelled", why=error.message)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(every):
+                await job.ended.wait()
+
+
+async def whole_of(body: bytes | AsyncIterator[bytes] | None) -> bytes:
+    """All of a request's body."""
+    if body is None or isinstance(body, bytes):
+        return body or b""
+    return b"".join([piece async for piece in body])
 
 
 async def next_of(upstream: Answer, seconds: float) -> bytes:

@@ -142,6 +142,14 @@ def _without_tools(sent: dict[str, Any], tag: str, memory: Memory) -> bool:
     return True
 
 
+def question(path: str, raw: bytes, catalogue: frozenset[str]) -> bytes:
+    """The body of a question: what is no object asks nothing.
+
+    Raises ``BadRequestError`` where it lacks what the server reads.
+    """
+    return orjson.dumps(flm_request.other(path, _object(raw) or {}, catalogue=catalogue))
+
+
 def flush(cache: Cache) -> bytes:
     """A request after which the server goes on from nothing it held before.
 

@@ -31,9 +31,10 @@ HOP_BY_HOP = frozenset(
     }
 )
 OWNER = "x-slotkeeper-owner"  # of a request, for drivers; the proxy's own, never on the wire
+WHOLE = "x-slotkeeper-whole"  # likewise: its client gets nothing before the answer's end
 # Expect: answered where it arrives. X-Conversation-Id: makes llama-server go on generating after
 # the connection is closed, so nothing could be cancelled (llama-server.md 1.13).
-NOT_FORWARDED = frozenset({"host", "content-length", "expect", "x-conversation-id", OWNER})
+NOT_FORWARDED = frozenset({"host", "content-length", "expect", "x-conversation-id", OWNER, WHOLE})
 # aiohttp adds these when the client sent none; a proxy must not invent them.
 NOT_INVENTED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 # llama-server closes an idle connection after 5 s. Dropping ours well before leaves no moment in

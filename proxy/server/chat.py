@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import orjson
 from aiohttp import web
 
+from proxy.backends.transport import WHOLE
 from proxy.core.normalise.clients import Side
 from proxy.core.placement import Need
 from proxy.core.records import Prompt
@@ -182,6 +183,7 @@ class Chat:
         body = exchange.dialect.upstream(exchange.call, lease.slot, fresh=self._doubtful(lease))
         headers = keys.upstream(request, OURS)
         headers.append(("Content-Type", "application/json"))
+        headers += [] if exchange.call.stream else [(WHOLE, "1")]
         target = exchange.call.path or request.raw_path
         lease.sent, lease.ended = True, False
         lease.body = body if exchange.call.chat else None

@@ -10,6 +10,7 @@ the server reuses of it is what its rules allow at best.
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -25,8 +26,12 @@ NAMES = ("Read", "Bash", "Edit", "Grep", "Glob", "Write")
 NAMING = "You are naming a coding session."
 STEPS = 2  # answers with tool calls per turn
 RESULT = "1  def f() -> int:\n2      return 1\n" * 8
-# As a model writes them; the first is what the server's own serialisation gives, too (3.3, HIST).
-SPELLINGS = ('{{"limit":9,"path":"src/{0}.py"}}', '{{"path": "src/{0}.py"}}')
+# How a model writes its arguments. The server tells all of them sorted and without blanks (3.3).
+SPELLINGS = {
+    "spaced": '{{"path": "src/{0}.py", "limit": 9}}',
+    "compact": '{{"limit":9,"path":"src/{0}.py"}}',
+}
+WRITTEN = re.compile(r'"arguments": (.*)\}\n</tool_call>')
 
 
 def title(messages: list[Any]) -> bool:
@@ -34,8 +39,11 @@ def title(messages: list[Any]) -> bool:
     return NAMING in str(messages[0].get("content", ""))
 
 
-def scripted(record: Record, _engine: Engine) -> Answer | None:
-    """Two answers with tool calls (the second with two at once), then a text; titles are echoed."""
+def scripted(spelling: str, record: Record, _engine: Engine) -> Answer | None:
+    """Two answers with tool calls (the second with two at once), then a text; titles are echoed.
+
+    ``spelling``: a row of ``SPELLINGS``; a model has one.
+    """
     messages = record.body["messages"]
     if title(messages):
         return None
@@ -44,8 +52,8 @@ def scripted(record: Record, _engine: Engine) -> Answer | None:
     turn = sum(m["role"] == "user" for m in messages)
     if steps == STEPS:
         return Answer(f"\n\nFile {turn} returns one.\n")
-    spelling = SPELLINGS[turn % 2]
-    calls = tuple(("Read", spelling.format(f"{turn}-{n}")) for n in range(steps + 1))
+    written = SPELLINGS[spelling]
+    calls = tuple(("Read", written.format(f"{turn}-{n}")) for n in range(steps + 1))
     return Answer(f"I look at file {turn}.", calls=calls)
 
 
@@ -97,9 +105,12 @@ class Session:
 
 @dataclass
 class Ideal:
-    """The main conversation as chat: nothing volatile, and every answer kept as it came."""
+    """The main conversation as chat: nothing volatile, and every answer as it was generated.
 
-    url: str
+    That is more than a client can know: how a model wrote its arguments, only the emulator tells.
+    """
+
+    emu: Emulator
     messages: list[Message] = field(default_factory=list)
     tools: list[Body] = field(default_factory=list)
 
@@ -126,10 +137,13 @@ class Ideal:
         return [new for message in messages[answers[-1] + 1 :] for new in _said(message, ids)]
 
     async def _ask(self, body: Body) -> Message:
-        got = await ask(self.url, CHAT, {**body, "stream": True, "max_tokens": 400})
+        got = await ask(self.emu.url, CHAT, {**body, "stream": True, "max_tokens": 400})
         assert got.status == 200, got.body
         message: Message = {"role": "assistant", "content": got.text}
         calls = [call for delta in got.deltas for call in delta.get("tool_calls", [])]
+        written = WRITTEN.findall(self.emu.records[-1].text)
+        for call, arguments in zip(calls, written, strict=True):
+            call["function"]["arguments"] = arguments
         return {**message, "tool_calls": calls} if calls else message
 
 

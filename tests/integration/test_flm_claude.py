@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anthropic
@@ -32,7 +33,7 @@ from tests.traffic import Body
 TURNS = 6
 TITLED = {0, 2, 4}  # turns beside which a title is asked for
 CONTEXT = 65_536
-MODELS = ["qwen3.5:4b", "qwen3-it:4b"]  # CKPT and HIST, both with templates that show tools
+CKPT, HIST = "qwen3.5:4b", "qwen3-it:4b"  # both with templates that show tools
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +43,10 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def emulated(**options: Any) -> AsyncIterator[Emulator]:
+async def emulated(spelling: str, **options: Any) -> AsyncIterator[Emulator]:
     """An emulator whose model uses tools."""
     async with Emulator(Options(**{"ctx_len": CONTEXT, **options})) as emu:
-        emu.script = scripted
+        emu.script = partial(scripted, spelling)
         yield emu
 
 
@@ -114,33 +115,44 @@ def served(bodies: list[Body], chats: list[Record]) -> list[Body]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "spelling", "learning"),
+    [(CKPT, "spaced", 0), (HIST, "spaced", 0), (HIST, "compact", 1)],
+)
 @pytest.mark.parametrize("profile", ["0.9.45", "1.0.8"])
-async def test_an_agents_session(serve: Serve, profile: str, model: str, stream: bool) -> None:
+async def test_an_agents_session(
+    serve: Serve, profile: str, model: str, spelling: str, learning: int, stream: bool
+) -> None:
     """Each request reuses what the same one of a client without a mistake would, and says so.
 
     The best is what a second emulator, asked the same in the same order by ``Ideal``, reuses: it
     knows nothing of the proxy. A hit is worth all of the request before it (fastflowlm.md 3.3).
+    ``learning``: how many requests it may take to find out how a model writes its arguments.
     """
     async with (
-        emulated(model=model, profile=profile) as emu,
-        emulated(model=model, profile=profile) as perfect,
-        emulated(model=model, profile=profile) as bare,
+        emulated(spelling, model=model, profile=profile) as emu,
+        emulated(spelling, model=model, profile=profile) as perfect,
+        emulated(spelling, model=model, profile=profile) as bare,
     ):
         proxy = await serve(url=emu.url, slot_dir=None)
         traffic = await through(proxy, stream=stream)
         chats = emu.chats()
         order = served(traffic.bodies, chats)
         assert len(order) == len(traffic.bodies)
-        ideal = Ideal(perfect.url)
+        ideal = Ideal(perfect)
         for body in order:
             await ideal.send(body)
             chat = {**DIALECTS["/v1/messages"].parse(orjson.dumps(body)).body, "stream": True}
             assert (await ask(bare.url, CHAT, {**chat, "model": model})).status == 200
         for name, run in ("through", emu), ("best", perfect), ("direct", bare):
-            print(f"{profile} {model} stream={stream}, {Figures.of(name, run)}")
-        best = allowed(perfect.chats(), chats, whole=model == MODELS[1])
-        assert [chat.kept for chat in chats] == best
+            figures = Figures.of(name, run)
+            print(f"{profile} {model} {spelling} stream={stream}, {figures}")
+        best = allowed(perfect.chats(), chats, whole=model == HIST)
+        kept = [chat.kept for chat in chats]
+        missed = [
+            place for place, (ours, most) in enumerate(zip(kept, best, strict=True)) if ours != most
+        ]
+        assert len(missed) <= learning, (missed, kept, best)
         mains = [chat.kept for chat in chats if not title(chat.body["messages"])]
         assert traffic.cached == mains
         assert emu.counters["loads"] == 0

@@ -204,6 +204,10 @@ def test_other_paths() -> None:
     assert done == {"prompt": "x"}
     embed = {"input": "x", "model": "embed-gemma:300m"}
     assert flm_request.other("/v1/embeddings", embed, catalogue=CATALOGUE) == embed
+    asked = {"model": "x", "request_id": 17}
+    assert flm_request.other("/api/show", asked, catalogue=CATALOGUE) == {"model": "x"}
+    named = {"request_id": "mine"}
+    assert flm_request.other("/api/cancel", named, catalogue=CATALOGUE) == named
     ollama = {"model": "gpt-4o", "messages": []}
     assert flm_request.other("/api/chat", ollama, catalogue=CATALOGUE) == {"messages": []}
 
@@ -214,6 +218,7 @@ def test_other_paths() -> None:
         ("/v1/completions", {"prompt": None}),
         ("/v1/embeddings", {"input": "x"}),
         ("/api/generate", {}),
+        ("/api/show", {}),
         ("/api/chat", {}),
         ("/api/chat", {"messages": [], "stream": True}),
     ],
