@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from proxy.core.records import Reason
@@ -51,7 +51,7 @@ class Decision:
     side: str = ""
     rules: Sequence[str] = ()
     cold: Mapping[str, str] | None = None
-    title: str = ""
+    title: str = field(default="", repr=False)
 
     @property
     def computed(self) -> int | None:
@@ -83,6 +83,7 @@ class History:
     def __init__(self, limit: int = 512) -> None:
         """``limit``: how many are kept; older ones are dropped."""
         self._decisions: deque[Decision] = deque(maxlen=limit)
+        self._forgotten: deque[str] = deque(maxlen=limit)
         self._listeners: list[Listen] = []
 
     def listen(self, listener: Listen) -> None:
@@ -91,6 +92,7 @@ class History:
 
     def add(self, decision: Decision) -> None:
         """Remember it, and forget the oldest if there are too many."""
+        decision = self._discreet(decision)
         self._decisions.append(decision)
         self._tell(decision, new=True)
 
@@ -101,11 +103,11 @@ class History:
                 self._change(place, replace(decision, cold=cold))
 
     def forget(self, conversation: str) -> None:
-        """Its owner had it forgotten: nothing of it is quoted any more."""
+        """Its owner had it forgotten: nothing of it is quoted, nor of a request that still runs."""
+        self._forgotten.append(conversation)
         for place, decision in enumerate(self._decisions):
             if decision.conversation == conversation and (decision.cold or decision.title):
-                cold = {"cause": decision.cold["cause"]} if decision.cold else None
-                self._change(place, replace(decision, cold=cold, title=""))
+                self._change(place, decision)
 
     def get(self, request_id: str) -> Decision | None:
         """The newest of that id; None when it is not, or no longer, here."""
@@ -123,7 +125,15 @@ class History:
         recent = (d.first_token for d in self._decisions if d.at >= since)
         return sorted(seconds for seconds in recent if seconds is not None)
 
+    def _discreet(self, decision: Decision) -> Decision:
+        """Without quotes, if its conversation is forgotten."""
+        if not decision.conversation or decision.conversation not in self._forgotten:
+            return decision
+        cold = {"cause": decision.cold["cause"]} if decision.cold else None
+        return replace(decision, cold=cold, title="")
+
     def _change(self, place: int, decision: Decision) -> None:
+        decision = self._discreet(decision)
         self._decisions[place] = decision
         self._tell(decision, new=False)
 

@@ -135,8 +135,11 @@ async def test_state_of_the_backend(serve: Serve, fake: FakeLlamaServer) -> None
 async def test_nothing_private_is_told(
     serve: Serve, fake: FakeLlamaServer, log: io.StringIO, level: str
 ) -> None:
-    """Logs at debug level, metrics, pages and file names hold neither prompt text nor keys."""
-    proxy = await serve(keys=[OURS], key=BACKEND, ping_interval=0.005)
+    """Logs at debug level, metrics, pages and file names hold neither prompt text nor keys.
+
+    Titles, which the pages show unless a setting hides them, are all there is of a prompt.
+    """
+    proxy = await serve(keys=[OURS], key=BACKEND, ping_interval=0.005, hide_titles=True)
     text = f"{CANARY} {LONG} {CANARY}"
     fake.script = lambda body: [f" {CANARY}", " answer"]
     bodies: list[Any] = [
