@@ -114,12 +114,11 @@ def served(bodies: list[Body], chats: list[Record]) -> list[Body]:
     return [next(titles if title(chat.body["messages"]) else mains) for chat in chats]
 
 
-@pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
     ("model", "spelling", "learning"),
     [(CKPT, "spaced", 0), (HIST, "spaced", 0), (HIST, "compact", 1)],
 )
-@pytest.mark.parametrize("profile", ["0.9.45", "1.0.8"])
+@pytest.mark.parametrize(("profile", "stream"), [("0.9.45", True), ("1.0.8", False)])
 async def test_an_agents_session(
     serve: Serve, profile: str, model: str, spelling: str, learning: int, stream: bool
 ) -> None:

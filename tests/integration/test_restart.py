@@ -90,8 +90,11 @@ async def test_loading(serve: Serve, fake: FakeLlamaServer) -> None:
     assert (await proxy.chat("hello")).status == 200
 
 
-async def test_the_probe_waits_for_requests(serve: Serve, fake: FakeLlamaServer) -> None:
+async def test_the_probe_waits_for_requests(
+    serve: Serve, fake: FakeLlamaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A backend that works for somebody is not probed; as soon as nothing runs, it is."""
+    monkeypatch.setattr("proxy.keeper.PATIENCE_SECONDS", 0.05)
     fake.loading = True
     proxy = await serve()
     fake.loading = False
