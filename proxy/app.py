@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +53,7 @@ from proxy.traits import Served
 from proxy.transfer import Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from proxy.backends.base import Backend, Facts
     from proxy.config import Config
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("slotkeeper.app")
 
-KEEPER = "keeper"
+KEEPER, EVENTS = "keeper", "events"
 HISTORY = "history.json"
 CLIENT_KEEPALIVE = 30.0  # aiohttp's own default is an hour (style-and-reliability.md 0.3)
 NO_DIRECTORY = (
@@ -202,7 +201,7 @@ class App:
         app.middlewares.insert(0, recorder.observe)
         count = Count(self.backend, passthrough, counter, recorder.density)
         view = self._view(normaliser, recorder)
-        self._hub = Hub(view)
+        self._hub = self._live.hub = Hub(view)
         self.history.listen(self._hub.decided)
         dry_run = self._dry_run(counter, normaliser)
         actions = Actions(self._powers(view, dry_run, self._warm(chat, recorder), passthrough))
@@ -307,7 +306,7 @@ class App:
         self._tasks.append(loop.create_task(self.keeper.run(), name=KEEPER))
         self._tasks.append(loop.create_task(self.sampler.run(), name="sampler"))
         if self._hub is not None:
-            self._tasks.append(loop.create_task(self._hub.run(), name="events"))
+            self._tasks.append(loop.create_task(self._hub.run(), name=EVENTS))
         if self._runner.server is not None:
             watch = self._deadline.watch(self._runner.server)
             self._tasks.append(loop.create_task(watch, name="header-deadline"))
@@ -353,13 +352,11 @@ class App:
     async def stop(self) -> None:
         """Let answers end, save what is unsaved, close everything."""
         self.keeper.stop()
-        for task in self._tasks:
-            if task.get_name() != KEEPER:
-                task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-        self._tasks.clear()
+        telling = [task for task in self._tasks if task.get_name() == EVENTS]
+        await _end(task for task in self._tasks if task not in telling)
         await self.keeper.drain(self._config.server.drain_timeout)
+        await _end(telling)  # not before: who watches sees the drain
+        self._tasks.clear()
         if self._hub is not None:
             self._hub.close()
         if self._runner is not None:
@@ -372,6 +369,16 @@ class App:
             await self.store.close()
         await self.backend.close()
         self.ring.detach()
+
+
+async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel them, but for the keeper's, which ends by itself; one that failed stops nothing."""
+    for task in tasks:
+        if task.get_name() != KEEPER:
+            task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("background.fault", task=task.get_name(), error=type(error).__name__)
 
 
 def _tokenizer(config: Config) -> Path | None:

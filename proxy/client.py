@@ -40,13 +40,19 @@ class Client:
     """One proxy."""
 
     def __init__(self, url: str, key: str = "") -> None:
-        """``url`` as clients name it; ``key``: the admin key. Raises ``ValueError``: no URL."""
+        """``url`` as clients name it; ``key``: the admin key.
+
+        Raises ``ValueError``: no URL, or no key. Its text does not hold the key.
+        """
         parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
+        host = parts.hostname or ""
+        if parts.scheme not in {"http", "https"} or not _is_host(host):
             raise ValueError('expected an address like "http://127.0.0.1:8088"')
+        if not (key.isascii() and key.isprintable()):  # http.client's own error quotes it
+            raise ValueError("a key is printable ASCII")
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._secure = parts.scheme == "https"
-        self._host = parts.hostname
+        self._host = host
         self._port = parts.port
         self._base = parts.path.rstrip("/") + OWN
         self._headers = {"Accept": "application/json"}
@@ -146,6 +152,14 @@ _JSON = {"Content-Type": "application/json"}
 def segment(text: str) -> str:
     """``text`` as one segment of a page's path."""
     return quote(text, safe="")
+
+
+def _is_host(name: str) -> bool:
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return name.isprintable() and name != "" and " " not in name
 
 
 def _events(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:

@@ -114,10 +114,16 @@ class Curator:
         One at a time, so that saves and restores come in between. Nothing is deleted.
         """
         ids = [snapshot.id for snapshot in self._store.all_snapshots()]
-        bad = [one for one in ids if await self._store.check(one)]
+        bad = [one for one in ids if await self._damaged(one)]
         if bad:
             log.warning("store.damaged", snapshots=bad)
         return len(ids), bad
+
+    async def _damaged(self, snapshot_id: str) -> bool:
+        try:
+            return bool(await self._store.check(snapshot_id))
+        except OSError:  # one that cannot be read; the others are still looked at
+            return True
 
     async def prune(self) -> tuple[list[str], int]:
         """Remove what the limits do not allow, and what is never restored again; ids and bytes."""

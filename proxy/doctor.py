@@ -98,10 +98,11 @@ def _machine(config: Config, ready: Mapping[str, Any] | None, probe: bool) -> li
     found.append(machine.open_files(server.max_queue))
     folder = config.slot_dir
     if folder is not None:
-        found.append(machine.slot_folder(folder))
-        found += machine.store(config)
-        if probe and folder.is_dir():
-            found.append(machine.disk_speed(folder))
+        slots = machine.slot_folder(folder)
+        found.append(slots)
+        if slots.level is not Level.PROBLEM:
+            found += machine.store(config)
+            found += [machine.disk_speed(folder)] if probe else []
     found.append(machine.tokenizer(config.backend.tokenizer))
     return [finding for finding in found if finding is not None]
 
@@ -126,7 +127,7 @@ async def _server(
     if folder is None:
         why = "no slot folder is named, or cache.enabled is false"
         return [found, engine.said(Mode.FORWARD, why)], None
-    if not idle or not folder.is_dir():
+    if not idle or machine.slot_folder(folder).level is Level.PROBLEM:
         return [found, Finding("mode", Level.NOTE, "not tried")], None
     try:
         same = await engine.same_folder(backend, idle, folder)

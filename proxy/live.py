@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from proxy.keeper import Saver
     from proxy.scheduler import Scheduler
     from proxy.server.chat import Chat
+    from proxy.server.events import Hub
     from proxy.server.normaliser import Normaliser
     from proxy.transfer import Transfer
 
@@ -58,6 +59,7 @@ class Live:
     saver: Saver | None = None
     chat: Chat | None = None
     normaliser: Normaliser | None = None
+    hub: Hub | None = None
 
     def reload(self, config: Config) -> None:
         """Go by ``config`` from now on.
@@ -67,7 +69,9 @@ class Live:
         found = None
         if self.transfer is not None and config.slot_dir is not None:
             found = room(config, config.slot_dir)
-        self.rules = rules(config, public=self.rules.open)
+        before, self.rules = self.rules, rules(config, public=self.rules.open)
+        if self.hub is not None and before.admin_key != self.rules.admin_key:
+            self.hub.dismiss()  # whoever was let in by the old one
         self.scheduler.max_queue = config.server.max_queue
         self.scheduler.queue_timeout = config.server.queue_timeout
         if self.transfer is not None and found is not None:

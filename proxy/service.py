@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -55,7 +56,12 @@ def run(
         log.warning("config", warning=warning)
     try:
         return _runner()(_serve(config, on_ready, load))
-    except (StoreError, OSError) as error:
+    except StoreError as error:
+        where = config.store_dir or config.ledger_dir(os.environ, Path.home())
+        sys.stderr.write(f"slotkeeper: {where}: {error.strerror or error}\n")
+        sys.stderr.write("  This folder cannot be used: see `slotkeeper doctor`.\n")
+        return FAILED
+    except OSError as error:
         sys.stderr.write(f"slotkeeper: {error}\n")
         return FAILED
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import platform
@@ -9,6 +10,7 @@ import secrets
 import shutil
 import socket
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,12 +67,11 @@ def address(host: str, port: int) -> Finding:
                 trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind((host, port))
     except OSError as error:
-        return Finding(
-            "address",
-            Level.PROBLEM,
-            f"{host}:{port} cannot be had: {error.strerror}",
-            "Another program has it: give slotkeeper another --port.",
-        )
+        todo = "Give slotkeeper another --host or --port."
+        if error.errno == errno.EADDRINUSE:
+            todo = "Another program has it: give slotkeeper another --port."
+        text = f"{host}:{port} cannot be had: {error.strerror}"
+        return Finding("address", Level.PROBLEM, text, todo)
     return Finding("address", Level.OK, f"{host}:{port} is free; no proxy is running")
 
 
@@ -93,12 +94,22 @@ def store(config: Config) -> list[Finding]:
     folder, slots = config.store_dir, config.slot_dir
     if folder is None or slots is None or not slots.is_dir():
         return []
+    try:
+        return _store(config, folder, slots)
+    except OSError as error:
+        text = f"{folder} cannot be looked at: {error.strerror}"
+        todo = "It must be a folder of the user slotkeeper runs as."
+        return [Finding("store", Level.PROBLEM, text, todo)]
+
+
+def _store(config: Config, folder: Path, slots: Path) -> list[Finding]:
     kept = [path for path in folder.glob("*/*.kv") if files.STATE_NAME.fullmatch(path.name)]
-    used = sum(path.stat().st_size for path in kept)
+    there = [status for path in kept if (status := files.regular(path))]
+    used = sum(status.st_size for status in there)
     near = next(path for path in (folder, *folder.parents) if path.is_dir())
     free = shutil.disk_usage(near).free
     limit = config.cache.limit(shutil.disk_usage(slots).free)
-    text = f"{folder}: {len(kept)} snapshots, {used // MIB} of {limit // MIB} MiB"
+    text = f"{folder}: {len(there)} snapshots, {used // MIB} of {limit // MIB} MiB"
     found = [Finding("store", Level.OK, text)]
     if near.stat().st_dev != slots.stat().st_dev:
         text = f"{folder} is on another file system than {slots}: every save is a copy"
@@ -126,7 +137,8 @@ def disk_speed(folder: Path) -> Finding:
     except OSError as error:
         return Finding("disk speed", Level.PROBLEM, f"writing failed: {error.strerror}")
     finally:
-        files.remove(path)
+        with suppress(OSError):
+            files.remove(path)
     text = f"{speed / MIB:.0f} MiB a second can be written"
     if speed < SLOW_DISK:
         todo = "A save stops all slots while it runs: use a faster disk."

@@ -104,7 +104,7 @@ def talking(url: str | None, key: str | None, config: Path | None) -> Iterator[C
     try:
         client = Client(url, key or "")
     except ValueError as error:
-        fail(f"--url: {error}", "", USAGE)
+        fail(f"--url or --key: {error}", "", USAGE)
     try:
         yield client
     except UnreachableError as error:
@@ -123,6 +123,8 @@ def own_url(config: Config) -> str:
 
 def one_of(kind: str, given: str, known: list[str]) -> str:
     """The id that ``given`` is or begins."""
+    if not given:  # an empty variable in a script is no choice, however few there are
+        fail(f"no {kind} is named", "", USAGE)
     found = [given] if given in known else [one for one in known if one.startswith(given)]
     if len(found) == 1:
         return found[0]

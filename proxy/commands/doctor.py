@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -24,6 +24,7 @@ from proxy.commands.common import (
 )
 
 if TYPE_CHECKING:
+    from proxy.config import Config
     from proxy.doctor import Report
 
 STYLES = {"ok": tables.GOOD, "note": tables.FAINT, "warning": tables.ODD, "problem": tables.BAD}
@@ -62,7 +63,7 @@ def doctor(
     logs.setup("error", "console")
     out = console(stderr=True)
     with out.status("looking") as doing:
-        ready = Client(own_url(found)).ready() if found.server.port else None
+        ready = _running(found)
         report = asyncio.run(examine(found, ready, probe=probe, step=doing.update))
     if as_json:
         findings = [asdict(finding) for finding in report.findings]
@@ -71,6 +72,16 @@ def doctor(
         _print(report)
     if not report.good:
         raise typer.Exit(PROBLEM)
+
+
+def _running(config: Config) -> dict[str, Any] | None:
+    """What the proxy at this address says of itself; None when there is none."""
+    if not config.server.port:
+        return None
+    try:
+        return Client(own_url(config)).ready()
+    except ValueError:  # nothing can listen there: the report says so
+        return None
 
 
 def _print(report: Report) -> None:

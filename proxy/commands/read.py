@@ -132,8 +132,11 @@ def _rank(level: str | None) -> int:
 
 
 def _version_of_request(row: Any) -> Any:
-    """A request is told twice when the cause of its cold answer was found afterwards."""
-    return row["request_id"], bool(row["cold"])
+    """A request is told twice when the cause of its cold answer was found afterwards.
+
+    Its id may be the client's, who may give it twice.
+    """
+    return row["request_id"], row["at"], bool(row["cold"])
 
 
 def _print_rows(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import orjson
+import structlog
 from aiohttp import web
 
 from proxy.errors import (
@@ -25,6 +26,8 @@ from proxy.server.gate import OWN
 
 if TYPE_CHECKING:
     from proxy.server.dry_run import Question
+
+log = structlog.get_logger("slotkeeper.actions")
 
 T = TypeVar("T")
 JSON = "application/json"
@@ -175,6 +178,7 @@ async def _done(work: Awaitable[T]) -> T:
     try:
         return await work
     except OSError as error:
+        log.warning("disk.refused", error=type(error).__name__, why=str(error))
         raise SlotkeeperError("The disk refuses.", hint="Try again; the log says more.") from error
 
 

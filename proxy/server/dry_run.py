@@ -5,6 +5,7 @@ No lease, no row in the ledger or the decision log, no metric; the backend only 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from proxy.tokens import Counter
 
 
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """A request as its client would send it. ``headers``: those that say who that is."""
@@ -70,6 +74,8 @@ def question(body: Mapping[str, Any]) -> Question:
     plain = isinstance(headers, dict) and all(isinstance(v, str) for v in headers.values())
     if not plain:
         raise BadRequestError("'headers' must be an object of texts.")
+    if not all(_NAME.fullmatch(name) and value.isprintable() for name, value in headers.items()):
+        raise BadRequestError("'headers' has a name or a value that HTTP does not allow.")
     return Question(path, request, CIMultiDict(headers))
 
 

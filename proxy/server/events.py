@@ -12,12 +12,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
+import structlog
 from aiohttp import web
 
 from proxy.errors import OverloadedError
 
 if TYPE_CHECKING:
     from proxy.telemetry.history import Decision
+
+log = structlog.get_logger("slotkeeper.events")
 
 BEAT = 0.25  # seconds: at most four events per kind and second
 ALIVE = 15.0  # seconds of silence before a comment
@@ -125,7 +128,10 @@ class Hub:
         while True:
             await self._somebody.wait()
             await asyncio.sleep(BEAT)
-            self.beat()
+            try:
+                self.beat()
+            except Exception as error:  # one bad row is not the end of all live pages
+                log.exception("events.fault", error=type(error).__name__)
 
     def beat(self) -> None:
         """Tell what changed since the last beat."""
@@ -134,11 +140,15 @@ class Hub:
         for listener in tuple(self._listeners) if data else ():
             listener.tell(data)
 
+    def dismiss(self) -> None:
+        """End all connections; whoever still may listens again."""
+        for listener in self._listeners:
+            listener.end()
+
     def close(self) -> None:
         """End all connections, and let no new one in."""
         self._closed = True
-        for listener in self._listeners:
-            listener.end()
+        self.dismiss()
 
     @contextmanager
     def listen(self) -> Iterator[Listener]:

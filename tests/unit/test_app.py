@@ -10,6 +10,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from proxy.app import App
 from proxy.config import Backend, Cache, Config, Normalise, Server
@@ -66,6 +68,60 @@ async def test_stop_before_start(tmp_path: Path) -> None:
     app = App(config(tmp_path))
     await app.stop()
     await app.stop()
+
+
+async def test_who_watches_hears_of_the_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Live pages go on until the last answer has ended: they show that it shuts down."""
+    app = App(config())
+    await app.start()
+    assert app._hub is not None
+    with app._hub.listen() as listener:
+
+        async def drain(_patience: float) -> None:
+            app.scheduler.draining = True
+            async with asyncio.timeout(30):
+                while b'"draining":true' not in (await listener.next() or b""):
+                    pass
+
+        monkeypatch.setattr(app.keeper, "drain", drain)
+        await app.stop()
+        assert await listener.next() is None
+
+
+async def test_another_admin_key_ends_what_the_old_one_opened() -> None:
+    """Whoever listens must ask again, with the new key; other changes disturb nobody."""
+    given = config(admin_key="old")
+    app = App(given)
+    await app.start()
+    assert app._hub is not None
+    with app._hub.listen() as listener:
+        await listener.next()
+        for name, ends in (("max_queue", False), ("admin_key", True)):
+            value = SecretStr("new") if name == "admin_key" else 5
+            server = given.server.model_copy(update={name: value})
+            app.reload(given.model_copy(update={"server": server}))
+            listener.tell(b"")  # what has ended takes no more
+            assert (await listener.next() is None) is ends
+    with app._hub.listen():
+        pass
+    await app.stop()
+
+
+async def test_a_background_that_failed_does_not_keep_it_from_ending(tmp_path: Path) -> None:
+    """Slots are saved and the store is closed all the same; the log says what failed."""
+
+    async def failing() -> None:
+        raise RuntimeError
+
+    app = App(config(tmp_path))
+    await app.start()
+    app._tasks.append(asyncio.create_task(failing(), name="odd"))
+    with capture_logs() as logged:
+        await app.stop()
+    assert [line["task"] for line in logged if line["event"] == "background.fault"] == ["odd"]
+    again = App(config(tmp_path))
+    await again.start()
+    await again.stop()
 
 
 async def test_a_store_that_is_taken(tmp_path: Path) -> None:

@@ -31,11 +31,30 @@ def test_without_a_key_none_is_sent() -> None:
         assert api.asked == [("GET a", None, None)]
 
 
-@pytest.mark.parametrize("url", ["localhost:8088", "ftp://h", "", "http://"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8088",
+        "ftp://h",
+        "",
+        "http://",
+        "http://a b",
+        "http://a..b",
+        f"http://{'a' * 64}.de",
+    ],
+)
 def test_what_is_no_address(url: str) -> None:
     """It is told so before anything is sent."""
     with pytest.raises(ValueError, match="expected an address"):
         Client(url)
+
+
+@pytest.mark.parametrize("key", ["se\ncret", "secr\u0142t"])
+def test_what_is_no_key(key: str) -> None:
+    """It is told so without the key, which an error of the HTTP library would quote."""
+    with pytest.raises(ValueError, match="printable ASCII") as refused:
+        Client("http://h", key)
+    assert key not in str(refused.value)
 
 
 def test_a_password_in_the_address_is_never_shown() -> None:

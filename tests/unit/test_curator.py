@@ -27,6 +27,7 @@ class FakeStore:
     def __init__(self, *rows: Snapshot) -> None:
         self.rows = {row.id: row for row in rows}
         self.bad: set[str] = set()
+        self.unreadable: set[str] = set()
         self.quarantine: set[str] = set()
         self.refuses = False
 
@@ -48,6 +49,8 @@ class FakeStore:
 
     async def check(self, snapshot_id: str) -> str:
         """As the test says."""
+        if snapshot_id in self.unreadable:
+            raise StoreError
         return "damaged" if snapshot_id in self.bad else ""
 
     async def pin(self, snapshot_id: str, *, pinned: bool) -> Snapshot | None:
@@ -148,11 +151,13 @@ async def test_a_disk_that_refuses_keeps_the_index() -> None:
 
 
 async def test_verify() -> None:
-    """All are read, of every fingerprint; nothing is deleted."""
+    """All are read, of every fingerprint, whatever one of them is; nothing is deleted."""
     bench = Bench()
     assert await bench.curator.verify() == (3, [])
     bench.store.bad = {"b", "x"}
     assert await bench.curator.verify() == (3, ["b", "x"])
+    bench.store.unreadable = {"a"}
+    assert await bench.curator.verify() == (3, ["a", "b", "x"])
     assert len(bench.store.rows) == 3
 
 

@@ -82,7 +82,8 @@ def app(monkeypatch: pytest.MonkeyPatch) -> type[FakeApp]:
 @pytest.mark.parametrize(
     ("error", "status", "told"),
     [
-        (StoreBusyError(errno.EAGAIN, "another proxy has it"), 1, "another proxy has it"),
+        (StoreBusyError(errno.EAGAIN, "another proxy has it"), 1, "ledger: another proxy has it\n"),
+        (StoreBusyError("it is taken"), 1, "ledger: it is taken\n  This folder cannot be used"),
         (OSError(errno.EADDRINUSE, "address in use"), 1, "address in use"),
         (KeyboardInterrupt(), 130, ""),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import socket
 import sys
@@ -55,13 +56,16 @@ def test_open_files_where_there_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_address() -> None:
-    """Free, or taken by another program."""
+    """Free, taken by another program, or none of this machine."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = machine.address("127.0.0.1", other.getsockname()[1])
     assert taken.level is Level.PROBLEM
-    assert "--port" in taken.todo
+    assert taken.todo.startswith("Another program has it")
+    nowhere = machine.address("192.0.2.1", free_port())
+    assert nowhere.level is Level.PROBLEM
+    assert nowhere.todo.startswith("Give slotkeeper another --host")
     assert machine.address("127.0.0.1", free_port()).level is Level.OK
 
 
@@ -90,6 +94,7 @@ def test_store(tmp_path: Path) -> None:
     prints.mkdir(parents=True)
     (prints / ("ab" * 16 + ".kv")).write_bytes(bytes(machine.MIB))
     (prints / "probe.kv").write_bytes(bytes(machine.MIB))
+    (prints / ("cd" * 16 + ".kv")).symlink_to(prints / "removed while one looks")
     store, disk = machine.store(config(tmp_path, keep_free=0))
     assert "1 snapshots, 1 of " in store.text
     assert disk.level is Level.OK
@@ -118,6 +123,24 @@ def test_a_store_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Path, "stat", stat)
     store, _ = machine.store(config(slots, store=str(elsewhere), keep_free=0))
     assert (store.level, store.todo) == (Level.WARNING, "Leave cache.store empty.")
+
+
+def test_a_store_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may not be entered is a finding, not the end of the report."""
+
+    def refuse(_path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("proxy.store.files.regular", refuse)
+    monkeypatch.setattr("proxy.store.files.remove", refuse)
+    prints = tmp_path / "slotkeeper" / "f"
+    prints.mkdir(parents=True)
+    (prints / ("ab" * 16 + ".kv")).touch()
+    (store,) = machine.store(config(tmp_path))
+    assert store.level is Level.PROBLEM
+    assert store.text.endswith("slotkeeper cannot be looked at: Permission denied")
+    monkeypatch.setattr(machine, "TRIAL", machine.MIB)
+    assert machine.disk_speed(tmp_path).subject == "disk speed"
 
 
 def test_no_store(tmp_path: Path) -> None:

@@ -116,12 +116,15 @@ def test_ids_by_their_beginning(capsys: pytest.CaptureFixture[str]) -> None:
     known = ["abc", "abcd", "x1"]
     assert common.one_of("snapshot", "abc", known) == "abc"
     assert common.one_of("snapshot", "x", known) == "x1"
-    for wrong in ("ab", "y"):
+    for wrong in ("ab", "y", ""):
         with pytest.raises(typer.Exit):
             common.one_of("snapshot", wrong, known)
     told = capsys.readouterr().err
     assert "2 snapshots begin with ab" in told
     assert "no snapshot is, or begins with, y" in told
+    assert "no snapshot is named" in told
+    with pytest.raises(typer.Exit):
+        common.one_of("snapshot", "", ["the only one"])
 
 
 def test_a_terminal_gets_colours_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

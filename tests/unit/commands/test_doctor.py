@@ -17,6 +17,7 @@ import structlog
 from proxy.checks.finding import Finding, Level
 from proxy.config import Config
 from proxy.doctor import Report
+from proxy.engine import free_port
 from tests.unit.commands.conftest import Run
 from tests.unit.commands.fake_api import FakeApi
 
@@ -53,8 +54,14 @@ def report(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     return prepare
 
 
-def test_no_problem(run: Run, report: Callable[..., list[Any]], tmp_path: Path) -> None:
+def test_no_problem(
+    run: Run,
+    report: Callable[..., list[Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Warnings are no problem; what to do stands below each, the launch line at the end."""
+    monkeypatch.setenv("SLOTKEEPER_SERVER__PORT", str(free_port()))  # no proxy that runs here
     asked = report(GOOD, ODD)
     folder = ["--slot-save-path", str(tmp_path)]
     result = run("doctor", "--probe", "--backend", "http://h:1", *folder)
@@ -100,3 +107,13 @@ def test_a_running_proxy_is_asked(
     monkeypatch.setenv("SLOTKEEPER_SERVER__PORT", str(api.server.server_port))
     assert run("doctor").exit_code == 0
     assert asked[0][1] == {"ready": False}
+
+
+def test_an_address_that_cannot_be(
+    run: Run, report: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No proxy can be there, and the report is made all the same."""
+    asked = report(GOOD)
+    monkeypatch.setenv("SLOTKEEPER_SERVER__HOST", "no host")
+    assert run("doctor", "--backend", "http://h:1").exit_code == 0
+    assert asked == [("http://h:1", None, False)]

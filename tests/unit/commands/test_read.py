@@ -129,15 +129,19 @@ def test_one_request_that_is_gone(run: Run, api: FakeApi) -> None:
 
 
 def test_requests_followed(run: Run, api: FakeApi) -> None:
-    """What is there, then what comes, each once; the cause found later is told once more."""
+    """What is there, then what comes, each once; the cause found later is told once more.
+
+    Two requests to which their client gave one id are two.
+    """
     api.answers["GET api/requests"] = {"requests": [REQUEST]}
     found = REQUEST | {"cold": COLD}
     new = REQUEST | {"request_id": "r4"}
-    api.events = [("request", one) for one in (REQUEST, found, new, new)] + [("log", LOG)]
+    again = new | {"at": REQUEST["at"] + 1}
+    api.events = [("request", one) for one in (REQUEST, found, new, new, again)] + [("log", LOG)]
     result = run("requests", "-f", "--json")
     assert result.exit_code == 3, "the proxy ended the connection"
     rows = [orjson.loads(line) for line in result.stdout.splitlines()]
-    assert rows == [REQUEST, found, new]
+    assert rows == [REQUEST, found, new, again]
 
 
 def test_logs(run: Run, api: FakeApi) -> None:

@@ -23,6 +23,9 @@ CHAT = "/v1/chat/completions"
         ({"path": CHAT, "request": []}, "'request'"),
         ({"path": CHAT, "request": {}, "headers": []}, "'headers'"),
         ({"path": CHAT, "request": {}, "headers": {"a": 1}}, "'headers'"),
+        ({"path": CHAT, "request": {}, "headers": {"a": "b\r\nc: d"}}, "HTTP does not allow"),
+        ({"path": CHAT, "request": {}, "headers": {"a\n": "b"}}, "HTTP does not allow"),
+        ({"path": CHAT, "request": {}, "headers": {"": "b"}}, "HTTP does not allow"),
     ],
 )
 def test_refused(body: dict[str, Any], said: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 import pytest
+from structlog.testing import capture_logs
 
 from proxy.core.records import Reason
 from proxy.errors import OverloadedError
@@ -187,6 +189,28 @@ async def test_bounded_and_closed(view: View) -> None:
         one.__exit__(None, None, None)
     with pytest.raises(OverloadedError), hub.listen():
         pass
+
+
+async def test_a_fault_ends_no_live_page(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One page that cannot be made is a line in the log; the next beat tells again."""
+    monkeypatch.setattr(events, "BEAT", 0.0)
+    hub = Hub(view)
+    faults = [RuntimeError("canary")]
+
+    def running() -> Sequence[Mapping[str, Any]]:
+        if faults:
+            raise faults.pop()
+        return [{"request_id": "r"}]
+
+    with hub.listen() as listener, capture_logs() as logged:
+        await listener.next()
+        monkeypatch.setattr(view, "running", running)
+        beating = asyncio.create_task(hub.run())
+        told = parsed(await listener.next())
+        beating.cancel()
+        await asyncio.wait({beating})
+    assert ("running", {"running": [{"request_id": "r"}]}) in told
+    assert [(line["event"], line["error"]) for line in logged] == [("events.fault", "RuntimeError")]
 
 
 async def test_nothing_is_gathered_while_nobody_listens(view: View) -> None:

@@ -47,6 +47,22 @@ def test_what_is_forgotten_is_not_quoted() -> None:
     assert [one.title for one in history.recent(3)] == ["", "canary", ""]
 
 
+def test_what_is_forgotten_while_it_runs_is_not_quoted_afterwards() -> None:
+    """A request that ends after that, and a cause found even later, bring nothing back."""
+    history = History()
+    told: list[str] = []
+    history.listen(lambda decision, _new: told.append(repr(decision)))
+    history.forget("mine")
+    history.add(replace(_decision(1), conversation="mine", title="canary"))
+    history.explain("r1", {"cause": "system", "sentence": "canary"})
+    history.add(replace(_decision(2), title="of none"))
+    assert [(one.title, one.cold) for one in history.recent(3)] == [
+        ("of none", None),
+        ("", {"cause": "system"}),
+    ]
+    assert "canary" not in "".join(told)
+
+
 def test_found_by_id_and_by_what_came_after() -> None:
     """The newest of an id; what is newer than one that is here, else all."""
     history = History()
