@@ -31,10 +31,15 @@ def main() -> int:
         model = Path(chosen).resolve() if chosen else bundled_model()
         options = EngineOptions(slot_save_path=slots)
         engine = Engine(model, options, log=state / "engine.log")
-        config = _config(engine.url, slots)
+        address = engine.url
+        config = _config(address, slots)
         print(f"loading {model.name} ...", file=sys.stderr, flush=True)
         engine.wait_healthy()
-        return service.run(config, lambda url: print(_banner(url, model, state), flush=True))
+        return service.run(
+            config,
+            lambda url: print(_banner(url, model, state), flush=True),
+            lambda: _config(address, slots),
+        )
     except EngineError as error:
         print(f"demo: {error}", file=sys.stderr)
         return FAILED

@@ -46,7 +46,11 @@ def _seconds(value: Any) -> float:
 
 def _listed(value: Any) -> Any:
     """A list out of one string: how an environment variable spells it."""
-    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        raise ValueError('expected values with commas between them, like "a, b", and no brackets')
+    return [part.strip() for part in value.split(",")]
 
 
 def _key(value: SecretStr) -> SecretStr:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Middleware
 
 OWN = "/_slotkeeper"
+_API = f"{OWN}/api/"
 OPEN = frozenset({f"{OWN}/healthz", f"{OWN}/readyz"})
 _SAFE = frozenset({"GET", "HEAD"})
 _OUR_SITE = frozenset({"same-origin", "none"})  # none: the user's own doing
@@ -152,8 +153,10 @@ def _cross_site(request: web.Request, _rules: GateRules) -> None:
     """Other routes leave Origin to the backend, which has its own rules for browsers.
 
     A page on another port of this machine has an Origin like ours; ``Sec-Fetch-Site`` tells it.
+    Reads of the own API are refused too: what a page may not see would still take a listener's
+    place.
     """
-    if request.method in _SAFE or not _is_own(request):
+    if not _is_own(request) or (request.method in _SAFE and not request.path.startswith(_API)):
         return
     if request.headers.get("Sec-Fetch-Site", "none") not in _OUR_SITE:
         raise ForbiddenError("A web page of another site may not do this.")

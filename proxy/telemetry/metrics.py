@@ -45,11 +45,8 @@ class Outcome(StrEnum):
 class Cause(StrEnum):
     """Why a snapshot was removed."""
 
-    SPACE = "space"
-    FILES = "files"
-    AGE = "age"
+    SPACE = "space"  # over one of the limits: bytes, files, age
     SUPERSEDED = "superseded"
-    UNFIT = "unfit"  # missing, damaged, quarantined
     FORGOTTEN = "forgotten"  # with its conversation, by its owner
     REMOVED = "removed"  # by hand
 

@@ -48,7 +48,10 @@ def play(story: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> C
     """Runs the demo with everything it starts replaced; gives its exit status."""
 
     def run(error: BaseException | None = None, **environ: str) -> int:
-        def serve(config: Config, on_ready: Callable[[str], None]) -> int:
+        def serve(
+            config: Config, on_ready: Callable[[str], None], load: Callable[[], Config]
+        ) -> int:
+            assert load() == config, "a SIGHUP finds the same engine"
             story.append(("serve", config.backend.url, config.slot_dir, config.server.port))
             on_ready("http://127.0.0.1:8088")
             return 7

@@ -30,6 +30,7 @@ KINDS: dict[str, TypeAdapter[Any]] = {
         ("names", "a, b", ("a", "b")),
         ("names", ["a"], ("a",)),
         ("keys", "a,", None),
+        ("keys", '["a"]', None),  # its quotes and brackets would become part of the keys
         ("addresses", "http://a/, https://b:2", "http://a,https://b:2"),
         ("addresses", ["http://a", "http://b"], "http://a,http://b"),
         ("addresses", ["http://a", "http://a/"], None),

@@ -195,6 +195,7 @@ async def test_a_page_on_another_port(door: Build, site: str, status: int) -> No
     headers = (f"Sec-Fetch-Site: {site}", "Origin: http://localhost:3000")
     assert await there.ask("/_slotkeeper/x", *headers, method="POST") == status
     assert await there.ask("/_slotkeeper/x", *headers, method="GET") == 200
+    assert await there.ask("/_slotkeeper/api/x", *headers, method="GET") == status
     assert await there.ask("/v1/x", *headers, method="POST") == 200
 
 
