@@ -37,6 +37,7 @@ from proxy.backends.flm_work import (
 )
 from proxy.backends.transport import OWNER, WHOLE, Headers, Transport
 from proxy.backends.undriven import Undriven
+from proxy.core.records import Reuse
 from proxy.core.routing import Routing
 from proxy.errors import BackendBrokenError, BackendUnreachableError, SlotkeeperError
 
@@ -45,6 +46,7 @@ log = structlog.get_logger("slotkeeper.fastflowlm")
 SAME_AS_CHAT = {CHAT, "/chat/completions"}
 # Engines of their own: they leave the conversation alone (2).
 BESIDE = frozenset({"/v1/embeddings", "/api/embeddings", "/v1/audio/transcriptions"})
+REUSE = {Cache.NONE: Reuse.NONE, Cache.DELTA: Reuse.EXTENSION, Cache.WHOLE: Reuse.EXTENSION}
 MODERN = (1, 0, 7)  # era E: usage on request, tool policy
 OK, BUSY = 200, 503
 SETTLE_SECONDS = 0.5  # after an error or a cancel
@@ -139,7 +141,7 @@ class FastFlowLM(Undriven):
             model=self._loaded,
             model_path="",
             identity={"version": version["version"]},
-            routing=Routing(beside=BESIDE),
+            routing=Routing(REUSE[self._memory.cache], beside=BESIDE),
         )
 
     async def instance(self) -> str:

@@ -23,6 +23,7 @@ class Reuse(StrEnum):
     """What a prompt must have in common with what a slot holds, to be spared any of it."""
 
     PREFIX = "prefix"  # any beginning (llama-server)
+    NONE = "none"  # nothing is ever spared (FastFlowLM up to 0.9.23)
     EXTENSION = "extension"  # all of it, and go on with its answer (fastflowlm.md 3.1, 3.3)
 
 

@@ -36,8 +36,10 @@ class Routing:
         wanted = first if beside else need.wanted if need.idle else None
         return replace(need, exact=True, wide=False, wanted=wanted, beside=beside)
 
-    def kept(self, content: Content, lease: Lease, costs: Costs, now: float) -> Content:
+    def kept(self, content: Content, lease: Lease, costs: Costs, now: float) -> Content | None:
         """What a slot holds after an answer, kept for its conversation for a while."""
+        if self.reuse is Reuse.NONE:
+            return None
         side = lease.prompt.side
         seconds = hold_seconds(content.n_tokens, costs, expects=lease.expects, side=side)
         again = lease.body is not None and len(lease.body) <= MOST_SENT and not side

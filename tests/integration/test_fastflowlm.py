@@ -19,7 +19,7 @@ from tests.integration.proxies import CHAT, Proxy, until
 
 CKPT, HIST = "qwen3.5:4b", "llama3.2:3b"
 TURNS = 10
-RELEASES = ["0.9.42", "0.9.45", "1.0.6", "1.0.8"]
+RELEASES = ["0.9.20", "0.9.42", "0.9.45", "1.0.6", "1.0.8"]
 REPORTED: dict[str, Any] = {  # the body of the report that asked for all this (#486)
     "cache_prompt": True, "dry_allowed_length": 2, "dynatemp_range": 0, "max_tokens": 87,
     "min_p": 0.05, "repeat_last_n": 64, "repeat_penalty": 1.1, "samplers": "edkypmxt",
@@ -72,6 +72,8 @@ async def direct(url: str, messages: list[dict[str, Any]], **more: Any) -> Any:
 def best(emu: Emulator) -> list[int]:
     """What each chat could reuse by the rules: all of the last prompt, or with its answer."""
     chats = emu.chats()
+    if emu.profile.cache == "none":
+        return [0] * len(chats)
     whole = chats[0].model == HIST or emu.profile.cache == "delta"
     past = [chat.prompt + (chat.completion if whole else 0) for chat in chats[:-1]]
     return [0, *past]
@@ -105,6 +107,14 @@ async def test_ten_turns(serve: Serve, profile: str, model: str, stream: bool) -
             assert through == pytest.approx(bare.prefill_seconds)
         else:
             assert through < bare.prefill_seconds  # there, only streams are cached
+
+
+async def test_an_answer_without_text_is_asked_for_once(serve: Serve) -> None:
+    """Its only token opened a thought: nothing was kept back that a second prefill would show."""
+    async with emulated(serve, model="qwen3:4b") as (emu, proxy):
+        message = await say(proxy, [user("Yes or no?")], max_tokens=1)
+        assert not message["content"]
+        assert [chat.text for chat in emu.chats()] == ["<think>"]
 
 
 async def test_the_reported_body(serve: Serve) -> None:

@@ -8,6 +8,7 @@ from proxy.core.placement import Need, Option
 from proxy.core.queue import Kind, Lease
 from proxy.core.records import Reason, Reuse
 from proxy.core.routing import MOST_SENT, Routing
+from proxy.core.slots import Content
 from tests.unit.factories import chat, content, costs
 
 COSTS = costs()
@@ -43,9 +44,22 @@ def lease(body: bytes | None, *, expects: bool = False, side: bool = False) -> L
     return made
 
 
+def kept(held: Content, ended: Lease) -> Content:
+    """What it holds then."""
+    after = ROUTING.kept(held, ended, COSTS, NOW)
+    assert after is not None
+    return after
+
+
+def test_nothing_is_held_where_nothing_is_reused() -> None:
+    """No slot is kept for a conversation that it will have forgotten."""
+    routing = Routing(Reuse.NONE)
+    assert routing.kept(content(chat("q"), 5000), lease(b"{}", expects=True), COSTS, NOW) is None
+
+
 def test_what_a_process_holds_after_an_answer() -> None:
     """All of it must be extended, none of it saved; it is kept, and can be sent again."""
-    after = ROUTING.kept(content(chat("q"), 5000), lease(b"{}", expects=True), COSTS, NOW)
+    after = kept(content(chat("q"), 5000), lease(b"{}", expects=True))
     assert (after.reuse, after.storable, after.sent) == (Reuse.EXTENSION, False, b"{}")
     assert after.held == NOW + 5.0
 
@@ -53,7 +67,7 @@ def test_what_a_process_holds_after_an_answer() -> None:
 def test_a_side_request_is_neither_kept_nor_sent_again() -> None:
     """Nor is a body that is too large, or one that is not known."""
     held = content(chat("q"), 5000)
-    after = ROUTING.kept(held, lease(b"{}", side=True), COSTS, NOW)
+    after = kept(held, lease(b"{}", side=True))
     assert (after.sent, after.held) == (None, NOW)
-    assert ROUTING.kept(held, lease(b"x" * (MOST_SENT + 1)), COSTS, NOW).sent is None
-    assert ROUTING.kept(held, lease(None), COSTS, NOW).sent is None
+    assert kept(held, lease(b"x" * (MOST_SENT + 1))).sent is None
+    assert kept(held, lease(None)).sent is None
