@@ -174,7 +174,9 @@ class Saver:
         if not self._prewarm or self._transfer.retired:
             return
         recent = sorted(self._transfer.index, key=lambda s: s.last_used, reverse=True)
-        wanted = [s for s in recent if not self._transfer.barred(s.id)]
+        usable = [s for s in recent if not self._transfer.barred(s.id)]
+        newest = {s.conversation or s.id: s for s in reversed(usable)}
+        wanted = [s for s in usable if newest[s.conversation or s.id] is s]  # one of each
         for slot in list(self._scheduler.table):
             if wanted and slot.index in empty and self._scheduler.mode is Mode.EXCLUSIVE:
                 await self._warm(slot.index, wanted.pop(0))

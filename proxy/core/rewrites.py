@@ -49,6 +49,10 @@ _ARGUMENTS = (
     "The client writes tool calls anew. Calls this proxy has streamed are put back as they were"
     " generated; these arguments mean something else."
 )
+_OWN_NOTE = (
+    "The prompt was sent again, and the note tells a newer value. Nothing before it is computed"
+    " again."
+)
 _IDS = "The client makes new ids. Few templates render them."
 _IMAGES = "The client encodes or resizes its images anew. The same bytes are reused."
 
@@ -88,6 +92,10 @@ def first_rewrite(
             # the template leaves it out there, whatever the client sends
             one, other = replace(one, reasoning=""), replace(other, reasoning="")
         if replace(one, ids=()) != replace(other, ids=()):
+            if was.went == new.went:
+                cut = difference(was.note, new.note)
+                sentence = f"Slotkeeper's own note changed at the end of {_name(place, other)}"
+                return Why(Cold.HISTORY, sentence, cut.before, cut.after, _OWN_NOTE)
             moved = _shifted(before, now, head, place) if was.key != new.key else None
             return moved or _part(one, other, place) or _text(before, now, place, one, other)
         if ids is None and one.ids != other.ids:

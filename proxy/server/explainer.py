@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger("slotkeeper.explain")
 
 TAIL_TOKENS = 16  # the end of a prompt, where the template opens the answer, is never sent again
+_RESTED = (
+    "The rules were off for this request (its X-Slotkeeper-Normalise header, or caching was"
+    " paused), so it went out as it came."
+)
 
 
 class Renderer(Protocol):
@@ -106,6 +110,8 @@ class Explainer:
             self._tasks.spawn(look, "explain")
             return None
         self._metrics.cold(why.cause)
+        if turn.rested:
+            why = replace(why, advice=_RESTED)
         return self._discreet(why, turn.row)
 
     async def _look_closer(

@@ -89,6 +89,7 @@ class Turn:
     shadow: bool = False
     kept: bool = False
     origin: Conversation | None = None
+    rested: bool = False  # no rule was asked: the client's wish, or caching is paused
     reverted: bool = False  # the backend refused what was made of it; the original was sent
     original: Call = field(init=False)
 
@@ -159,7 +160,10 @@ class Normaliser:
             turn.client, turn.side = _recognised(call, headers)
             self._metrics.side_request(turn.side)
             turn.origin = self._origin(turn, namespace)
-            self._normalise(turn, turn.origin, frozenset() if off or self._paused() else self.on)
+            turn.rested = off or self._paused()
+            self._normalise(turn, turn.origin, frozenset() if turn.rested else self.on)
+            # A request that went out as it came is no reason to thaw what is frozen.
+            keep = keep and not (turn.rested and turn.before and _altered(turn.before))
         except Exception as error:  # noqa: BLE001 - rule 10
             self._fault(error)
         if keep and turn.row is not None and turn.row.lines:
@@ -294,6 +298,11 @@ class Normaliser:
     def _fault(self, error: BaseException, *, rule: str = "") -> None:
         self._metrics.fault(Where.NORMALISE)
         log.error("normalise.fault", error=type(error).__name__, rule=rule)
+
+
+def _altered(row: Conversation) -> bool:
+    """Its last request went out with something in it that the client did not send."""
+    return any(line.note or line.went != line.came for line in row.lines)
 
 
 def _recognised(call: Call, headers: Mapping[str, str]) -> tuple[str, Side]:

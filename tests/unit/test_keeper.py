@@ -411,6 +411,16 @@ async def test_free_slots_are_warmed_with_what_was_used_last() -> None:
     assert held.prompt.conversation == "talk of c"
 
 
+async def test_one_conversation_is_warmed_once() -> None:
+    """Two states of one, a branch: the other slot is for the next conversation."""
+    bench = Bench()
+    _, branch, _ = stored(bench, "a", "b", "c")
+    bench.transfer.index.remove("b")
+    bench.transfer.index.add(replace(branch, conversation="talk of a"))
+    await bench.keeper.step()
+    assert [name for _, _, name in bench.transfer.done] == ["a", "c"]
+
+
 @pytest.mark.parametrize("how", ["off", "retired", "refused"])
 async def test_nothing_is_warmed_when_it_should_not_be(how: str) -> None:
     """Switched off; restores proved useless; or the backend refuses the state."""

@@ -509,7 +509,7 @@ CASES: dict[str, tuple[Conversation, Conversation, Cold, str]] = {
         talk([S, Q, A], notes={1: "\n[now 9:15]"}),
         talk([S, Q, A, Q]),
         Cold.HISTORY,
-        "history was rewritten at message 2 (user): `\\n[now 9:15]` → nothing",
+        ("Slotkeeper's own note changed at the end of message 2 (user): `\\n[now 9:15]` → nothing"),
     ),
     "no object at all": (
         talk([S, 7, Q]),
@@ -602,6 +602,14 @@ def test_an_empty_line_is_a_message_without_text() -> None:
     before = talk([Q])
     now = Conversation(id="c", namespace=b"n", lines=(gone,))
     assert why(before, now).cause is Cold.HISTORY
+
+
+def test_our_own_note_is_not_the_clients_doing() -> None:
+    """The same turn sent again, at another time."""
+    notes = ["\n<system-reminder>It is 14:02.</system-reminder>", "\n<system-reminder>It is 14:09."]
+    found = why(talk([Q], notes={0: notes[0]}), talk([Q], notes={0: notes[1]}))
+    assert found.sentence == "Slotkeeper's own note changed at the end of message 1 (user)"
+    assert found.before != found.after
 
 
 def test_a_clock_gets_its_own_advice() -> None:

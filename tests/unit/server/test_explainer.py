@@ -86,6 +86,8 @@ class Bench:
         cache_n: int | None = 0,
         reason: Reason = Reason.COLD,
         call: Any = CALL,
+        *,
+        rested: bool = False,
     ) -> Why | None:
         """After an answer of ``cache_n`` reused tokens."""
         option = Option(slot=0, reason=reason, hit=self.expected, n_tokens=9)
@@ -93,7 +95,7 @@ class Bench:
         lease = Lease(option, Kind.NARROW, prompt, reason, queued=0.0, started=0.0)
         if cache_n is not None:
             lease.observed(cache_n, 120)
-        turn = Turn(CALL, row=now, before=before)
+        turn = Turn(CALL, row=now, before=before, rested=rested)
         return self.explainer.look(cast("Any", Exchange(turn, lease, call)))
 
     async def cause(self, before: Conversation, now: Conversation, **more: Any) -> str:
@@ -112,6 +114,13 @@ def test_what_differs_is_told_at_once() -> None:
     assert why is not None
     assert why.sentence == "history was rewritten at message 2 (user)"
     assert b'slotkeeper_cold_total{cause="history"} 1.0' in bench.metrics.render()[0]
+
+
+def test_rules_that_were_off_are_named() -> None:
+    """No advice to switch on what this very request switched off."""
+    why = Bench().look(row("one", "two"), row("one", "other"), rested=True)
+    assert why is not None
+    assert "X-Slotkeeper-Normalise" in why.advice
 
 
 def test_what_is_not_remembered_is_not_quoted() -> None:

@@ -165,6 +165,31 @@ def test_only_looked_at(mode: str) -> None:
     assert turn.row.lines[0].went == orjson.dumps(user(part("hello")))
 
 
+@pytest.mark.parametrize("way", ["off", "paused"])
+def test_what_is_frozen_stays_frozen(way: str) -> None:
+    """A request that goes out as it came, in between, changes nothing for those after it."""
+    desk = Desk()
+
+    def system(clock: str) -> dict[str, Any]:
+        return {"role": "system", "content": f"Be kind. Current time is {clock}."}
+
+    talk = [user("a"), said("b"), user("c"), said("d"), user("e"), said("f"), user("g")]
+    desk.hear(desk.ask(system("14:02:11"), *talk[:1]), "b")
+    frozen = desk.ask(system("14:03:00"), *talk[:3])
+    assert sent(frozen)[0] == system("14:02:11")
+    desk.hear(frozen, "d")
+    desk.normaliser._paused = lambda: way == "paused"
+    between = desk.ask(system("14:04:00"), *talk[:5], off=way == "off")
+    assert sent(between) == [system("14:04:00"), *talk[:5]]
+    desk.hear(between, "f")
+    desk.normaliser._paused = lambda: False
+    after = desk.ask(system("14:05:00"), *talk)
+    assert sent(after)[:3] == sent(frozen)[:3]
+    assert after.row is not None
+    assert frozen.row is not None
+    assert after.row.id == frozen.row.id
+
+
 def test_answers() -> None:
     """What was generated goes out again as it was; the newest eight are remembered."""
     desk = Desk()
