@@ -14,7 +14,7 @@ from proxy.core.hold import same
 from proxy.core.queue import Engine, Kind
 from proxy.core.records import Mode, Reuse
 from proxy.core.routing import Routing
-from proxy.core.slots import Content, SlotState, SlotTable
+from proxy.core.slots import Content, Slot, SlotState, SlotTable
 from proxy.effects import settle_wide, until_idle
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ class Board:
         if self.mode is Mode.FORWARD:
             return need, Kind.PERMIT
         if self.mode is Mode.ROUTED:
-            here = [row.index for row in self.table if row.index not in self._backend.absent]
-            need = self._routing.admit(need, here[0] if here else 0)
+            here = [row.index for row in self._here()]
+            need = self._routing.admit(need, here[0])
             if need.wanted is None:
                 left = self._left.get(_mark(need.prompt))
                 if left is not None and left.slot in here and self._clock() < left.until:
@@ -100,7 +100,7 @@ class Board:
         """The backend as the queue sees it right now. Processes that are gone are left out."""
         routed = self.mode is Mode.ROUTED
         return Engine(
-            slots=[row for row in self.table if row.index not in self._backend.absent],
+            slots=self._here(),
             total_slots=self.total_slots,
             permits=self._permits,
             wide=self._wide,
@@ -109,6 +109,11 @@ class Board:
             reuse=self._routing.reuse if routed else Reuse.PREFIX,
             serial=routed and self._routing.serial,
         )
+
+    def _here(self) -> list[Slot]:
+        """Slots whose process is there; all, if none is: who asks is told so at once."""
+        absent = self._backend.absent
+        return [row for row in self.table if row.index not in absent] or list(self.table)
 
     def take(self, kind: Kind, grant: Grant) -> None:
         """A request starts."""

@@ -127,6 +127,9 @@ class Chosen:
         if self._driver is None:
             kind = await self._kind()
             driver = self._drivers.get(kind or LLAMA)
+            if driver is None and not kind:
+                msg = "which kind of servers these are cannot be told: one fails or wants a key"
+                raise BackendBrokenError(msg, hint="see its log, or set backend.kind, backend.key")
             if driver is None:
                 msg = "several servers are named in backend.url, and this one is a llama-server"
                 raise BackendBrokenError(msg, hint="name one llama-server, and no other")

@@ -26,15 +26,7 @@ from proxy.backends.flm_models import goes_on_from_answer, memory, primes
 from proxy.backends.flm_orphans import Orphans, Visit
 from proxy.backends.flm_pace import Pace
 from proxy.backends.flm_window import Window
-from proxy.backends.flm_work import (
-    CHAT,
-    FORGETTING,
-    JSON,
-    Release,
-    Work,
-    flush,
-    prepare,
-)
+from proxy.backends.flm_work import CHAT, FORGETTING, JSON, Release, Work, flush, prepare
 from proxy.backends.transport import OWNER, WHOLE, Headers, Transport
 from proxy.backends.undriven import Undriven
 from proxy.core.records import Reuse
@@ -49,6 +41,7 @@ BESIDE = frozenset({"/v1/embeddings", "/api/embeddings", "/v1/audio/transcriptio
 REUSE = {Cache.NONE: Reuse.NONE, Cache.DELTA: Reuse.EXTENSION, Cache.WHOLE: Reuse.EXTENSION}
 MODERN = (1, 0, 7)  # era E: usage on request, tool policy
 OK, BUSY = 200, 503
+HELPERS = 2  # connections for clients' questions (5.2)
 SETTLE_SECONDS = 0.5  # after an error or a cancel
 STUCK_SECONDS = 120.0  # an exception in mid-stream leaves the stream open for ever (1.5)
 CANCEL_SECONDS = 1.0  # a cancel can come too early to be heard (1.3)
@@ -83,6 +76,7 @@ class FastFlowLM(Undriven):
         )
         self._lane = lane or Lane()
         self._lane.on_wanted.append(self._make_way)
+        self._helpers = asyncio.Semaphore(HELPERS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: dict[str, Running] = {}  # by the name that cancels it
         self._orphans = Orphans(self._spawn, self._cancel)
@@ -112,8 +106,9 @@ class FastFlowLM(Undriven):
         """
         path = target.partition("?")[0]
         if flm_wire.asks(method, path):
+            known, helpers = self._catalogue, self._helpers
             return flm_wire.asking(
-                self._transport, method, path, body, self._catalogue, loaded=self._loaded
+                self._transport, method, path, body, known, loaded=self._loaded, helpers=helpers
             )
         return self._computing(CHAT if path in SAME_AS_CHAT else path, headers, body)
 

@@ -66,20 +66,23 @@ async def asking(
     catalogue: frozenset[str],
     *,
     loaded: str,
+    helpers: asyncio.Semaphore,
 ) -> AsyncIterator[Upstream]:
     """A client's question, without what the server would not survive (1.3, 1.4).
 
-    ``loaded``: the model, "" if none is known to be. Raises ``BadRequestError``.
+    ``loaded``: the model, "" if none is known to be. ``helpers``: so many are asked at a time, for
+    it refuses its eleventh connection, whatever that is for (5.2). Raises ``BadRequestError``.
     """
     raw = await whole_of(body)
+    job = Job()
     if path == RUNNING and not loaded:
-        job = Job()
         job.whole(OK, JSON, NOTHING)
-        yield job
-        return
-    data = None if method in READING else question(path, raw, catalogue)
-    async with transport.send(method, path, JSON if data else [], data) as upstream:
-        yield upstream
+    else:
+        data = None if method in READING else question(path, raw, catalogue)
+        sending = transport.send(method, path, JSON if data else [], data)
+        async with helpers, sending as upstream:
+            job.whole(upstream.status, upstream.headers, await upstream.read())
+    yield job
 
 
 async def cancel(transport: Transport, name: str, job: Job, *, every: float) -> None:

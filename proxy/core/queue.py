@@ -136,8 +136,16 @@ def startable(
         return unpinned(Reason.WIDE) if engine.all_free else None
     if engine.serial and not engine.all_free:
         return None
-    need = replace(waiting.need, waited=now - waiting.queued) if engine.scarce else waiting.need
+    need = there(waiting.need, engine, now - waiting.queued) if engine.scarce else waiting.need
     return placed(need, engine, costs, now, matches)
+
+
+def there(need: Need, engine: Engine, waited: float) -> Need:
+    """After ``waited`` seconds. A process it waited for may be gone by now: then any will do."""
+    here = [slot.index for slot in engine.slots]
+    if need.wanted in (None, *here) or need.idle:
+        return replace(need, waited=waited)
+    return replace(need, waited=waited, wanted=here[0] if need.beside and here else None)
 
 
 def placed(

@@ -21,7 +21,7 @@ from aiohttp import web
 from proxy.backends.transport import WHOLE
 from proxy.core.normalise.clients import Side
 from proxy.core.placement import Need
-from proxy.core.records import Prompt
+from proxy.core.records import Mode, Prompt
 from proxy.dialects import DIALECTS, TRANSLATIONS
 from proxy.dialects.base import Unreadable
 from proxy.errors import BackendUnreachableError, SlotkeeperError
@@ -214,7 +214,9 @@ class Chat:
             return self._complete(exchange, upstream, OK, await relay.whole(upstream))
         assembler = exchange.dialect.assembler(call)
         status, answer = await relay.assemble(upstream, exchange.events, assembler)
-        if assembler.lossy:  # the engine shows this text only in an answer it does not stream
+        # llama-server shows such a text only in an answer it does not stream. Where slots are
+        # processes nothing is kept back, and the same again would be a whole prefill.
+        if assembler.lossy and self._scheduler.mode is not Mode.ROUTED:
             exchange.call = replace(call, streamable=False)
             return await self._send(exchange, lease)
         return self._complete(exchange, upstream, status, answer)

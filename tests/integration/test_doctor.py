@@ -99,6 +99,17 @@ async def test_another_folder(fake: FakeLlamaServer, slot_dir: Path, tmp_path: P
     assert len(posts(fake)) == 1
 
 
+async def test_a_folder_of_another_user(
+    fake: FakeLlamaServer, slot_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may not enter it is told so, and nothing is saved into it."""
+    monkeypatch.setattr("proxy.checks.machine.os.access", lambda *_: False)
+    report = await examine(fake, slot_dir)
+    assert [one.subject for one in report.findings if one.level is Level.PROBLEM] == ["slot folder"]
+    assert of(report, "mode").text == "not tried"
+    assert posts(fake) == []
+
+
 async def test_no_save_path(fake: FakeLlamaServer, slot_dir: Path) -> None:
     """The server says so, and the line names the folder."""
     fake.slot_dir = None
@@ -182,6 +193,41 @@ async def test_a_proxy_is_running(
     assert of(report, "mode").text == f"{ready['mode']}: {ready['why']}"
     assert "running proxy" in of(report, "round trip").text
     assert posts(fake) == []
+
+
+async def test_a_running_proxy_with_another_folder(
+    fake: FakeLlamaServer, slot_dir: Path, tmp_path: Path
+) -> None:
+    """Both are named, and it is a problem; the same folder spelled otherwise is none."""
+    other, spelled = str(tmp_path / "other"), f"{slot_dir}/../{slot_dir.name}"
+    ready = READY | {"backend": {"url": fake.url.replace("127.0.0.1", "localhost")}}
+    report = await examine(fake, slot_dir, ready | {"store": {"slot_dir": other}})
+    same = of(report, "same folder")
+    assert same.level is Level.PROBLEM
+    assert (other in same.text, str(slot_dir) in same.text) == (True, True)
+    assert (await examine(fake, slot_dir, ready | {"store": {"slot_dir": spelled}})).good
+    assert (await examine(fake, slot_dir, ready | {"store": None})).good
+
+
+async def test_a_running_proxy_before_another_server(fake: FakeLlamaServer, slot_dir: Path) -> None:
+    """Its verdict says nothing of this one, which is tried; the command for its own is named."""
+    ready = READY | {"mode": "forward", "backend": {"url": "http://127.0.0.1:1"}}
+    report = await examine(fake, slot_dir, ready | {"store": {"slot_dir": "/elsewhere"}})
+    assert report.good
+    other = of(report, "proxy")
+    assert other.level is Level.WARNING
+    assert "--backend http://127.0.0.1:1`" in other.todo
+    assert of(report, "mode").text.startswith("exclusive: ")
+
+
+async def test_the_launch_line_can_be_run_anywhere(
+    fake: FakeLlamaServer, slot_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is absolute, however it was named."""
+    monkeypatch.chdir(slot_dir.parent)
+    report = await examine(fake, Path(slot_dir.name), probe=False)
+    words = shlex.split(report.launch)
+    assert words[words.index("--slot-save-path") + 1] == str(slot_dir)
 
 
 async def test_it_dies_underneath(fake: FakeLlamaServer, slot_dir: Path) -> None:

@@ -96,12 +96,17 @@ async def test_ten_turns(serve: Serve, profile: str, model: str, stream: bool) -
         assert sorted(row["reused"] for row in told) == sorted(chat.kept for chat in chats)
         assert emu.counters["loads"] == 0
         through = emu.prefill_seconds
+        share, allowed = (
+            sum(reused) / sum(chat.prompt for chat in chats)
+            for reused in ([chat.kept for chat in chats], best(emu))
+        )
     async with Emulator(Options(model=model, profile=profile)) as bare:
         messages = [{"role": "system", "content": "word " * 400}]
         for turn in range(TURNS):
             messages.append(user(f"Question {turn}"))
             messages.append(await direct(bare.url, messages, stream=stream))
-        print(f"{profile} {model} stream={stream}: prefill {through:.1f} s through the proxy, "
+        print(f"{profile} {model} stream={stream}: {share:.1%} of the prompt tokens reused, allowed"
+              f" {allowed:.1%}; prefill {through:.1f} s through the proxy, "
               f"{bare.prefill_seconds:.1f} s for a client that makes no mistake")  # fmt: skip
         if profile != "0.9.42" or stream:
             assert through == pytest.approx(bare.prefill_seconds)
@@ -115,6 +120,19 @@ async def test_an_answer_without_text_is_asked_for_once(serve: Serve) -> None:
         message = await say(proxy, [user("Yes or no?")], max_tokens=1)
         assert not message["content"]
         assert [chat.text for chat in emu.chats()] == ["<think>"]
+
+
+async def test_questions_leave_connections_for_the_rest(serve: Serve) -> None:
+    """However many ask at once while it computes: all are answered, none is refused."""
+    async with emulated(serve) as (emu, proxy):
+        at = emu.hold("prefill")
+        asking = asyncio.create_task(say(proxy, [user("Hello")]))
+        await at.reached.wait()
+        looks = (proxy.ask("/v1/models", method="GET") for _ in range(40))
+        assert {got.status for got in await asyncio.gather(*looks)} == {200}
+        at.release.set()
+        await asking
+        assert emu.counters["refused"] == 0
 
 
 async def test_the_reported_body(serve: Serve) -> None:

@@ -166,6 +166,13 @@ def test_a_process_that_is_gone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     assert held[1] is not None
 
 
+def test_all_processes_are_gone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are offered: a request that is sent fails at once, one that waits does not."""
+    monkeypatch.setattr(FakeBackend, "absent", frozenset({0, 1}))
+    assert len(bench.board.engine(large=False, typical=1.0).slots) == 2
+    assert bench.board.admit(Need(chat(), path=BESIDE))[0].wanted == 0
+
+
 def test_the_engine_is_told_what_the_driver_says(bench: Bench) -> None:
     """Only in this mode; a large prefill there is nobody's business."""
     engine = bench.board.engine(large=True, typical=1.0)

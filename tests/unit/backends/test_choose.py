@@ -156,3 +156,9 @@ async def test_several_llama_servers() -> None:
         with pytest.raises(BackendBrokenError, match="this one is a llama-server"):
             await chosen.instance()
         await chosen.close()
+    answers["/props"] = http(b"{}", "503 Service Unavailable")
+    async with raw_server(by_path(answers)) as one:
+        chosen = build("auto", one.url, "http://127.0.0.1:1", key=None, **TIMES)
+        with pytest.raises(BackendBrokenError, match="cannot be told"):
+            await chosen.instance()
+        await chosen.close()

@@ -340,3 +340,15 @@ def test_what_is_not_cached_is_called_forwarded() -> None:
     found = next_up([request], scarce(FREE), COSTS, NOW, no_matches)
     assert found is not None
     assert found[1].option.reason is Reason.FORWARD
+
+
+def test_a_process_that_went_while_it_was_waited_for() -> None:
+    """Another one does; what runs beside goes to the first that is there."""
+    slots = Slot(1), Slot(2)
+    for beside, expected in ((False, {1, 2}), (True, {1})):
+        request = waiting(Need(chat("q"), exact=True, wanted=0, beside=beside))
+        found = next_up([request], scarce(*slots), COSTS, NOW, no_matches)
+        assert found is not None
+        assert found[1].option.slot in expected
+    idle = waiting(Need(chat("q"), exact=True, wanted=0, idle=True))
+    assert next_up([idle], scarce(*slots), COSTS, NOW, no_matches) is None
