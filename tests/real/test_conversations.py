@@ -92,7 +92,7 @@ def settle(proxy: ProxyProcess) -> int:
 def unsaved(proxy: ProxyProcess) -> int:
     """Tokens that would be lost with the backend, at worst in one slot."""
     rows = proxy.admin("api/slots")["slots"]
-    return max((row["tokens"] or 0) - (row["saved"] or 0) for row in rows)
+    return max((row["tokens"] or 0) - (row["saved_tokens"] or 0) for row in rows)
 
 
 def allowed(proxy: ProxyProcess, talks: list[Conversation]) -> int:
