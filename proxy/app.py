@@ -224,8 +224,9 @@ class App:
             self._written,
         )
         urls = ", ".join(self._config.backend.urls)
-        hide = self._config.server.hide_titles
-        return View(sources, About(__version__, urls, time.time(), hide), time.time)
+        hide, slots = self._config.server.hide_titles, self._config.slot_dir
+        folder = str(slots.absolute()) if slots is not None else ""
+        return View(sources, About(__version__, urls, time.time(), hide, folder), time.time)
 
     def _dry_run(self, counter: Counter, normaliser: Normaliser) -> DryRun:
         return DryRun(

@@ -152,7 +152,8 @@ class Config(_Frozen):
             )
         if server.admin_key.get_secret_value() and server.admin_key in server.keys:
             found.append("server.admin_key: also one of server.keys: every client is an admin")
-        if caching and not backend.slot_save_path and backend.kind in {"auto", "llama_server"}:
+        # Where the kind is not named, who is asked says it once it is known (the mode's advice).
+        if caching and not backend.slot_save_path and backend.kind == "llama_server":
             found.append(
                 "backend.slot_save_path: not set, so nothing is saved (mode forward); start"
                 " llama-server with --slot-save-path DIR and name the same directory here"

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from proxy import service
+from proxy.checks import machine
 from proxy.config import Config, load
 from proxy.engine import Engine, EngineError, EngineOptions, bundled_model
 from proxy.errors import ConfigError
@@ -27,6 +28,7 @@ def main() -> int:
     slots.mkdir(mode=0o700, exist_ok=True)
     engine: Engine | None = None
     try:
+        _look_for_room(slots)
         chosen = os.environ.get("DEMO_MODEL")
         model = Path(chosen).resolve() if chosen else bundled_model()
         options = EngineOptions(slot_save_path=slots)
@@ -35,6 +37,7 @@ def main() -> int:
         config = _config(address, slots)
         print(f"loading {model.name} ...", file=sys.stderr, flush=True)
         engine.wait_healthy()
+        print("trying out what may be pinned (about 10 s) ...", file=sys.stderr, flush=True)
         return service.run(
             config,
             lambda url: print(_banner(url, model, state), flush=True),
@@ -53,6 +56,13 @@ def main() -> int:
             engine.terminate()
 
 
+def _look_for_room(slots: Path) -> None:
+    """Before the model is loaded. Raises ``EngineError``, and ``ConfigError`` for what is none."""
+    server = _config("http://127.0.0.1", slots).server  # the engine has no address yet
+    if machine.taken(server.host, server.port):
+        raise EngineError(f"port {server.port} is taken: set DEMO_PORT to another")
+
+
 def _config(backend: str, slots: Path) -> Config:
     overrides = {
         "backend.url": backend,
@@ -65,6 +75,8 @@ def _config(backend: str, slots: Path) -> Config:
 def _banner(url: str, model: Path, state: Path) -> str:
     return f"""
   Slotkeeper   {url}/v1   (before llama.cpp with {model.name})
+  Dashboard    {url}/_slotkeeper/
+  Look         .venv/bin/slotkeeper status --url {url}
   State        {state}   (kept: the next start goes on where this one ends)
 
   Try this twice, and see in the header X-Slotkeeper how much of the prompt was reused:

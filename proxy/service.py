@@ -8,6 +8,7 @@ manager is told all of it (``notify.py``).
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import importlib
 import os
@@ -62,7 +63,9 @@ def run(
         sys.stderr.write("  This folder cannot be used: see `slotkeeper doctor`.\n")
         return FAILED
     except OSError as error:
-        sys.stderr.write(f"slotkeeper: {error}\n")
+        taken = f"port {config.server.port} is taken: try --port"
+        told = taken if error.errno == errno.EADDRINUSE else error
+        sys.stderr.write(f"slotkeeper: {told}\n")
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -84,7 +84,7 @@ async def shell(tmp_path: Path) -> AsyncIterator[Shell]:
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
     (tmp_path / "DIR").mkdir(mode=0o700)
-    shutil.copy(ROOT / "config.example.toml", tmp_path / "config.toml")
+    shutil.copy(ROOT / "config.example.toml", tmp_path)
     (script,) = [text for how, text in marked("README.md") if how == BACKGROUND]
     async with FakeLlamaServer(tmp_path / "DIR") as fake:
         ports = {"8080": str(fake.port)}

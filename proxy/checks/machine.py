@@ -60,6 +60,24 @@ def open_files(max_queue: int) -> Finding | None:
 
 def address(host: str, port: int) -> Finding:
     """Whether the proxy's address is free. Only asked for when no proxy answers there."""
+    error = _refusal(host, port)
+    if error is None:
+        return Finding("address", Level.OK, f"{host}:{port} is free; no proxy is running")
+    todo = "Give slotkeeper another --host or --port."
+    if error.errno == errno.EADDRINUSE:
+        todo = "Another program has it: give slotkeeper another --port."
+    text = f"{host}:{port} cannot be had: {error.strerror}"
+    return Finding("address", Level.PROBLEM, text, todo)
+
+
+def taken(host: str, port: int) -> bool:
+    """Whether somebody listens there already; any other fault of the address is none of these."""
+    error = _refusal(host, port)
+    return error is not None and error.errno == errno.EADDRINUSE
+
+
+def _refusal(host: str, port: int) -> OSError | None:
+    """What becomes of listening there; None: it is possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as trial:
@@ -67,12 +85,8 @@ def address(host: str, port: int) -> Finding:
                 trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind((host, port))
     except OSError as error:
-        todo = "Give slotkeeper another --host or --port."
-        if error.errno == errno.EADDRINUSE:
-            todo = "Another program has it: give slotkeeper another --port."
-        text = f"{host}:{port} cannot be had: {error.strerror}"
-        return Finding("address", Level.PROBLEM, text, todo)
-    return Finding("address", Level.OK, f"{host}:{port} is free; no proxy is running")
+        return error
+    return None
 
 
 def slot_folder(folder: Path) -> Finding:

@@ -32,10 +32,21 @@ RequestFile = Annotated[
     Path, typer.Argument(metavar="REQUEST.json", help="What a client would send; - is stdin.")
 ]
 RequestPath = Annotated[str, typer.Option("--path", metavar="PATH", help="Where it would send it.")]
+Headers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--header",
+        metavar="NAME:VALUE",
+        help="A header the client would send, such as its key; may be given several times.",
+    ),
+]
 
 
-def request_of(file: Path, path: str) -> dict[str, Any]:
+def request_of(file: Path, path: str, headers: list[str] | None) -> dict[str, Any]:
     """The file as the API wants it; ends with a message when it holds no JSON object."""
+    pairs = [header.partition(":") for header in headers or []]
+    if not all(name and colon for name, colon, _ in pairs):
+        fail("--header: expected NAME:VALUE", "", USAGE)
     try:
         raw = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         request = orjson.loads(raw)
@@ -45,7 +56,8 @@ def request_of(file: Path, path: str) -> dict[str, Any]:
         fail(f"{file}: not JSON: line {error.lineno}, column {error.colno}", "", USAGE)
     if not isinstance(request, dict):
         fail(f"{file}: a request is a JSON object", "", USAGE)
-    return {"path": path, "request": request}
+    said = {name.strip(): value.strip() for name, _, value in pairs}
+    return {"path": path, "request": request, **({"headers": said} if said else {})}
 
 
 def forget(
@@ -73,13 +85,14 @@ def warm(
     request: RequestFile,
     *,
     path: RequestPath = CHAT,
+    header: Headers = None,
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute a prompt now and save it, so that requests that begin like it start warm."""
-    body = request_of(request, path)
+    body = request_of(request, path, header)
     with talking(url, key, config) as api, working("computing the prompt"):
         found = api.post("api/warm", body, seconds=RUN_SECONDS)
     if as_json:

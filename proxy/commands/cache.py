@@ -34,7 +34,7 @@ def ls(
     """All snapshots of the backend's present model and settings, the last used first."""
     with talking(url, key, config) as api:
         found = api.get("api/snapshots")
-    show(found, as_json, lambda: tables.snapshots(found["snapshots"], time.time()))
+    show(found, as_json, lambda: tables.snapshots(found["snapshots"], time.time(), console().width))
 
 
 def show_one(

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from proxy.client import Client
+from proxy.client import ApiError, Client
 from proxy.commands import tables, words
 from proxy.commands.common import (
     PROBLEM,
@@ -79,9 +79,16 @@ def _running(config: Config) -> dict[str, Any] | None:
     if not config.server.port:
         return None
     try:
-        return Client(own_url(config)).ready()
+        ready = Client(own_url(config)).ready()
+        if ready is None:
+            return None
+        status = Client(own_url(config), config.server.admin_key.get_secret_value())
+        found: dict[str, Any] = status.get("api/status")
     except ValueError:  # nothing can listen there: the report says so
         return None
+    except ApiError:  # it shows no more than that to this user
+        return ready
+    return found
 
 
 def _print(report: Report) -> None:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from proxy.commands import tables, words
-from proxy.commands.act import CHAT, RequestFile, RequestPath, request_of
+from proxy.commands.act import CHAT, Headers, RequestFile, RequestPath, request_of
 from proxy.commands.common import AsJson, ConfigFile, Key, Url, show, talking
+from proxy.core.normalise import RULES
 
 Found = Mapping[str, Any]
+COLD = "cold"
+WHAT = {rule.name: rule.what for rule in RULES}
 
 
 def explain(
     request: RequestFile,
     *,
     path: RequestPath = CHAT,
+    header: Headers = None,
     url: Url = None,
     key: Key = None,
     config: ConfigFile = None,
@@ -30,7 +34,7 @@ def explain(
 
     Changes nothing.
     """
-    body = request_of(request, path)
+    body = request_of(request, path, header)
     with talking(url, key, config) as api:
         found = api.post("api/explain", body)
     show(found, as_json, lambda: drawn(found))
@@ -39,6 +43,8 @@ def explain(
 def drawn(found: Found) -> RenderableType:
     """The whole explanation."""
     parts: list[RenderableType] = [
+        Text(_verdict(found["choice"]), style="bold"),
+        "",
         tables.pairs(
             [
                 ("client", _client(found)),
@@ -52,12 +58,32 @@ def drawn(found: Found) -> RenderableType:
     ]
     if found["options"]:
         parts += ["", Text("What it would cost, in seconds", style="bold")]
-        parts.append(tables.costs(found["options"], found["choice"]))
-    elif not found["choice"]:
-        parts += ["", "The backend would choose the slot (mode forward)."]
+        parts += _options(found["options"], found["choice"])
     if found["cold"]:
         parts += ["", Text("Why it would be cold", style="bold"), tables.record(found["cold"])]
     return Group(*parts)
+
+
+def _verdict(choice: Found | None) -> str:
+    """What it would get, in a line."""
+    if choice is None:
+        return "the backend would choose the slot (mode forward)"
+    seconds = words.seconds(choice["wait"] + choice["prefill"] + choice["transfer"])
+    return (
+        f"slot {choice['slot']}, {choice['reason']}: {words.number(choice['hit'])} of"
+        f" {words.number(choice['prompt'])} reused, about {seconds}"
+    )
+
+
+def _options(rows: Sequence[Found], choice: Found | None) -> list[RenderableType]:
+    """Those that reuse something and the chosen one; of the others how many, and the cheapest."""
+    shown = [row for row in rows if row == choice or row["reason"] != COLD]
+    rest = [row for row in rows if row not in shown]
+    if len(rest) <= 1:
+        return [tables.costs(rows, choice)]
+    least = min(row["cost"] for row in rest)
+    more = f"and {len(rest)} that reuse nothing worth mentioning, from {least:.3f} on"
+    return [tables.costs(shown, choice), Text(more, style=tables.FAINT)]
 
 
 def _client(found: Found) -> str:
@@ -85,9 +111,15 @@ def _changes(found: Found) -> Iterator[RenderableType]:
     if not found["rules"]:
         yield "nothing: the client's own bytes go out"
         return
-    yield tables.pairs((rule["rule"], rule["where"]) for rule in found["rules"])
+    yield tables.pairs((rule["rule"], _rule(rule)) for rule in found["rules"])
     yield ""
     yield from difference(found["before"], found["after"])
+
+
+def _rule(rule: Found) -> str:
+    """Where it changed something, and what it does; a newer proxy may have others."""
+    what = WHAT.get(rule["rule"])
+    return f"{rule['where']}: {what}" if what else str(rule["where"])
 
 
 def _lines(text: str) -> list[str]:

@@ -10,7 +10,6 @@ import typer
 from rich.console import RenderableType
 from rich.live import Live
 
-from proxy.client import segment
 from proxy.commands import tables
 from proxy.commands.common import (
     PROBLEM,
@@ -19,13 +18,17 @@ from proxy.commands.common import (
     Key,
     Url,
     console,
+    one_of,
     print_json,
     show,
     talking,
 )
 
+REMEMBERED = 512  # requests
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=512, help="At most so many.")]
+Limit = Annotated[
+    int, typer.Option("--limit", "-n", min=1, max=REMEMBERED, help="At most so many.")
+]
 
 
 def status(
@@ -67,7 +70,8 @@ def conversations(
 
 def requests(
     request_id: Annotated[
-        str | None, typer.Argument(metavar="[REQUEST_ID]", help="Only this one, in full.")
+        str | None,
+        typer.Argument(metavar="[REQUEST_ID]", help="Only this one, or that begins so, in full."),
     ] = None,
     *,
     follow: Follow = False,
@@ -80,7 +84,9 @@ def requests(
     """The decision log: what each request reused, and why it was cold."""
     with talking(url, key, config) as api:
         if request_id is not None:
-            row = api.get(f"api/requests/{segment(request_id)}")
+            newest = reversed(api.get("api/requests", limit=REMEMBERED)["requests"])
+            known = {str(row["request_id"]): row for row in newest}
+            row = known[one_of("request", request_id, list(known))]
             show(row, as_json, lambda: tables.request_in_full(row))
             return
         found = api.get("api/requests", limit=limit)

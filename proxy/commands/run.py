@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from proxy import __version__
-from proxy.commands.common import ConfigFile, console, settings
+from proxy.commands.common import ConfigFile, console, fail, settings
 from proxy.commands.settings import report
 from proxy.config import Config, load
 
@@ -46,7 +46,10 @@ def serve(
         return
     # Only here: aiohttp and what comes with it take half a second.
     from proxy import service  # noqa: PLC0415 - only when serving
+    from proxy.checks import machine  # noqa: PLC0415
 
+    if machine.taken(found.server.host, found.server.port):  # before anything is opened
+        fail(f"port {found.server.port} is taken: try --port")
     raise typer.Exit(service.run(found, greeter(found), lambda: reread(config, given)))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from pydantic import SecretStr
 
-from proxy.commands import tables
+from proxy.commands import tables, words
 from proxy.commands.common import (
     USAGE,
     AsJson,
@@ -22,6 +22,7 @@ from proxy.config import Config, load_with_places
 from proxy.errors import ConfigError
 
 HIDDEN = "(set, not shown)"
+SIZES = ("max_body", "max_bytes", "keep_free", "daily_write")  # bytes
 
 
 def check_config(*, config: ConfigFile = None, as_json: AsJson = False) -> None:
@@ -64,7 +65,7 @@ def show_config(*, config: ConfigFile = None, as_json: AsJson = False) -> None:
         as_json,
         lambda: tables.table(
             ("SETTING", "VALUE", "FROM"),
-            ((row["setting"], _spelled(row["value"]), row["from"]) for row in rows),
+            ((row["setting"], _spelled(row["setting"], row["value"]), row["from"]) for row in rows),
         ),
     )
 
@@ -83,9 +84,14 @@ def _shown(value: Any) -> Any:
     return value
 
 
-def _spelled(value: Any) -> str:
+def _spelled(setting: str, value: Any) -> str:
+    """With its unit; the settings that are fractions are seconds, all of them."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g} s" if value < words.MINUTE else words.seconds(value)
+    if isinstance(value, int) and setting.endswith(SIZES):
+        return words.size(value)
     if isinstance(value, list):
         return f"[{', '.join(map(str, value))}]"
     return '""' if value == "" else "auto" if value is None else f"{value}"

@@ -15,9 +15,16 @@ from proxy.commands import words
 Row = Mapping[str, Any]
 GOOD, ODD, BAD, FAINT = "green", "yellow", "red", "dim"
 REASONS = {"slot-hit": GOOD, "restored": GOOD, "cold": ODD, "refused": BAD, "bypass": ODD}
+TITLE = "TITLE"  # the column that is cut first
 LEVELS = {"debug": FAINT, "warning": ODD, "error": BAD, "critical": BAD}
 MOMENTS = {"at", "created", "last_used"}
+TOKENS = {"tokens", "prompt_tokens", "prompt", "reused", "computed"}
+SPANS = {"total", "queued", "first_token"}
 CLIENT_ERROR = 400
+ID_DIGITS = 8  # of a request in the list: enough to ask for it
+MUCH = 0.5  # of a prompt: who reuses less computed most of it
+NARROW = 100  # columns: fewer have no room for everything about a snapshot
+BEST = 100  # the value of the snapshot that is worth most
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> Table:
@@ -27,12 +34,16 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], right: str = "
         drawn.add_column(
             head,
             justify="right" if head in right.split() else "left",
-            no_wrap=True,
+            no_wrap=head != TITLE,  # what may be wrapped gives way first; its text is not
             overflow="ellipsis",
         )
     for row in rows:
-        drawn.add_row(*(cell if isinstance(cell, Text) else words.plain(cell) for cell in row))
+        drawn.add_row(*(cell if isinstance(cell, Text) else _line(cell) for cell in row))
     return drawn
+
+
+def _line(cell: object) -> Text:
+    return Text(words.plain(cell), no_wrap=True, overflow="ellipsis")
 
 
 def pairs(rows: Iterable[tuple[str, object]]) -> Table:
@@ -54,6 +65,12 @@ def record(row: Row) -> Table:
 def _field(name: str, value: object) -> object:
     if name in MOMENTS:
         return words.moment(value)
+    if name == "bytes":
+        return words.size(value)
+    if isinstance(value, int | float) and name in SPANS:
+        return words.seconds(value)
+    if isinstance(value, int) and name in TOKENS:
+        return words.many(value, "token")
     return f"{value:.4g}" if isinstance(value, float) else value
 
 
@@ -118,14 +135,14 @@ def _store(store: Row | None) -> str:
 
 def _moved(totals: Row, restores: str) -> str:
     return (
-        f"{totals['saves']} saved, {totals['restores']} restored, {totals['evictions']} removed;"
+        f"{totals['saves']} saved, {totals['restores']} restored, {totals['evictions']} evicted;"
         f" restores are {restores}"
     )
 
 
 def _first_token(first: Row) -> str:
     if not first["count"]:
-        return "none in the last hour"
+        return "no streamed request in the last hour"
     half, most = words.seconds(first["p50"]), words.seconds(first["p95"])
     return f"half within {half}, 95 % within {most}, {first['count']} in the last hour"
 
@@ -133,8 +150,9 @@ def _first_token(first: Row) -> str:
 def _prompts(totals: Row) -> str:
     tokens = totals["prompt_tokens"]
     whole = sum(tokens.values())
-    reused = whole - tokens["computed"]
-    share = f"{100 * reused / whole:.0f} %" if whole else "none"
+    if not whole:
+        return f"{words.many(totals['requests'], 'request')}; no prompts yet"
+    share = words.percent(whole - tokens["computed"], whole)
     return (
         f"{words.many(totals['requests'], 'request')}; {share} of {words.number(whole)} tokens"
         f" not computed ({words.number(tokens['slot'])} in slots,"
@@ -145,7 +163,7 @@ def _prompts(totals: Row) -> str:
 def slots(rows: Sequence[Row], now: float) -> RenderableType:
     """One line per slot."""
     return table(
-        ("SLOT", "STATE", "TOKENS", "SAVED", "USED", "CONVERSATION", "CLIENT", "TITLE"),
+        ("SLOT", "STATE", "TOKENS", "SAVED", "USED", "CONVERSATION", "CLIENT", TITLE),
         (
             (
                 row["index"],
@@ -166,7 +184,7 @@ def slots(rows: Sequence[Row], now: float) -> RenderableType:
 def running(rows: Sequence[Row], now: float) -> RenderableType:
     """Requests that wait or run, with how far their prompt is."""
     return table(
-        ("SLOT", "STATE", "PROMPT", "DONE", "SINCE", "CLIENT", "TITLE"),
+        ("SLOT", "STATE", "PROMPT", "DONE", "SINCE", "CLIENT", TITLE),
         (
             (
                 row["slot"],
@@ -195,7 +213,7 @@ def watched(status_row: Row, slot_rows: Sequence[Row], running_rows: Sequence[Ro
 def conversations(rows: Sequence[Row], now: float) -> RenderableType:
     """One line per conversation that is remembered."""
     return table(
-        ("CONVERSATION", "USED", "MESSAGES", "TOKENS", "SIZE", "CLIENT", "TITLE"),
+        ("CONVERSATION", "USED", "MESSAGES", "TOKENS", "SIZE", "CLIENT", TITLE),
         (
             (
                 words.short(row["id"]),
@@ -212,43 +230,83 @@ def conversations(rows: Sequence[Row], now: float) -> RenderableType:
     )
 
 
-def snapshots(rows: Sequence[Row], now: float) -> RenderableType:
-    """One line per snapshot; the value is what retention goes by."""
+def snapshots(rows: Sequence[Row], now: float, width: int) -> RenderableType:
+    """One line per snapshot, in ``width`` columns.
+
+    The value is what retention goes by; the best one's is 100. Where there is little room, it and
+    the number of restores are left out.
+    """
+    best = max((row["value"] or 0.0 for row in rows), default=0.0)
+    heads = ("SNAPSHOT", "TOKENS", "SIZE", "AGE", "USED", "RESTORES", "VALUE", "", TITLE)
+    wide = width >= NARROW
+
+    def cells(row: Row) -> Sequence[object]:
+        return (
+            words.short(row["id"]),
+            words.number(row["tokens"]),
+            words.size(row["bytes"]),
+            words.ago(row["created"], now),
+            words.ago(row["last_used"], now),
+            row["restores"],
+            _worth(row["value"], best),
+            Text("pinned" if row["pinned"] else "barred" if row["barred"] else "", style=ODD),
+            row["title"],
+        )
+
+    kept = [n for n, head in enumerate(heads) if wide or head not in {"RESTORES", "VALUE"}]
     return table(
-        ("SNAPSHOT", "TOKENS", "SIZE", "AGE", "USED", "RESTORES", "VALUE", "", "TITLE"),
-        (
-            (
-                words.short(row["id"]),
-                words.number(row["tokens"]),
-                words.size(row["bytes"]),
-                words.ago(row["created"], now),
-                words.ago(row["last_used"], now),
-                row["restores"],
-                f"{row['value']:.2g}" if isinstance(row["value"], int | float) else words.NONE,
-                Text("pinned" if row["pinned"] else "barred" if row["barred"] else "", style=ODD),
-                row["title"],
-            )
-            for row in rows
-        ),
+        [heads[n] for n in kept],
+        ([cells(row)[n] for n in kept] for row in rows),
         "TOKENS SIZE AGE USED RESTORES VALUE",
     )
 
 
+def _worth(value: float | None, best: float) -> str:
+    if value is None:
+        return words.NONE
+    return f"{BEST * max(0.0, value) / best:.0f}" if best > 0 else "0"
+
+
 def request(row: Row) -> Text:
     """One line of the decision log."""
-    reason = str(row["reason"])
-    line = Text(f"{words.clock(row['at'])}  ")
-    line.append(f"{reason:<9}", style=REASONS.get(reason, "default"))
+    line = Text(f"{words.clock(row['at'])}  {words.plain(row['request_id'])[:ID_DIGITS]:<8}  ")
+    line.append(f"{_got(row):<16}", style=_colour(row))
     failed = int(row["status"]) >= CLIENT_ERROR
     line.append(f" {row['status']}", style=BAD if failed else "default")
     reused, prompt = words.number(row["reused"]), words.number(row["prompt"])
     line.append(f"  {reused:>7} of {prompt:>7} reused  slot {words.plain(row['slot'])}")
     line.append(f"  {words.seconds(row['total']):>8}")
-    for name in ("client", "title"):
-        if row.get(name):
-            line.append(f"  {words.plain(row[name])}", style=FAINT)
-    why = (row["cold"] or {}).get("sentence") or row["note"]
+    whose = [row[name] for name in ("client", "title") if row.get(name)]
+    for name in whose if whose or row["conversation"] else [row["path"]]:
+        line.append(f"  {words.plain(name)}", style=FAINT)
+    why = because(row["cold"]) or row["note"]
     return line.append(f"  {words.plain(why)}", style=ODD) if why else line
+
+
+def _got(row: Row) -> str:
+    """The reason, with how much of the prompt was reused where that was something."""
+    if row["reused"] and row["prompt"]:
+        return f"{row['reason']}, {words.percent(row['reused'], row['prompt'])}"
+    return str(row["reason"])
+
+
+def _colour(row: Row) -> str:
+    """Reusing little is not green, whatever it is called."""
+    style = REASONS.get(str(row["reason"]), "default")
+    if style == GOOD and row["prompt"] and (row["reused"] or 0) < MUCH * row["prompt"]:
+        return ODD
+    return style
+
+
+def because(cold: Row | None) -> str:
+    """Why it was cold, with the words that differ; ``""`` where nothing is known."""
+    if not cold or not cold.get("sentence"):
+        return ""
+    said = f"cold because {cold['sentence']}"
+    before, after = words.differing(cold.get("before") or "", cold.get("after") or "")
+    if not (before or after):
+        return said
+    return f"{said}: {before or 'nothing'} → {after or 'nothing'}"
 
 
 def request_in_full(row: Row) -> RenderableType:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 NONE = "-"
 _SHORT = 12  # characters of an id that tell it from others
+_WORDS = re.compile(r"[\w:-]+|[^\w:-]")
+_SIDE = 40  # characters of one side of a difference
 
 
 def plain(value: object) -> str:
@@ -28,6 +31,26 @@ def number(value: object) -> str:
 def many(count: int, what: str) -> str:
     """``"1 snapshot"``, ``"2 snapshots"``."""
     return f"{number(count)} {what}{'' if count == 1 else 's'}"
+
+
+def percent(part: int, whole: int) -> str:
+    """``"92 %"``; never rounded up to all or down to nothing. ``whole`` is not 0."""
+    share = 100 * part / whole
+    if 0 < share < 1:
+        return "< 1 %"
+    return "> 99 %" if 99 < share < 100 else f"{share:.0f} %"  # noqa: PLR2004 - as it says
+
+
+def differing(before: str, after: str) -> tuple[str, str]:
+    """The words in the middle that two texts do not share, cut to 40 characters each."""
+    old, new = _WORDS.findall(before), _WORDS.findall(after)
+    shorter = min(len(old), len(new))
+    start = next((n for n in range(shorter) if old[n] != new[n]), shorter)
+    rest = range(shorter - start)
+    end = next((n for n in rest if old[-1 - n] != new[-1 - n]), len(rest))
+    sides = ("".join(side[start : len(side) - end]).strip() for side in (old, new))
+    first, second = (side if len(side) <= _SIDE else f"{side[: _SIDE - 1]}…" for side in sides)
+    return first, second
 
 
 def size(value: object) -> str:

@@ -9,6 +9,7 @@ import { columns, highest, newest, stacked, total } from "./series.js";
 const SPANS = { "1h": 3600, "6h": 6 * 3600, "24h": 24 * 3600 };
 const REFRESH = 60000; // the proxy keeps minutes
 const HEIGHT = 168;
+const FEW = 12; // points of a line that are drawn one by one
 /** Steps of an axis that read well. */
 const TENS = [1, 10, 100, 1e3, 1e4, 1e5, 1e6].flatMap((unit) => [unit, 2 * unit, 5 * unit]);
 const TIMES = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600];
@@ -98,6 +99,12 @@ function colour(element, name) {
   return found;
 }
 
+/** Few values, far apart: a line would hardly show. */
+export function lonely(values) {
+  const known = values.filter((value) => value !== null && value !== undefined);
+  return known.length > 0 && known.length <= FEW;
+}
+
 function options(frame, chart, onCursor) {
   const [ink, rule] = ["faint", "rule"].map((name) => colour(frame, name));
   const font = `11px ${getComputedStyle(frame).fontFamily}`;
@@ -123,7 +130,8 @@ function options(frame, chart, onCursor) {
         fill: chart.filled ? colour(frame, `${name}-fill`) : undefined,
         width: 1.5,
         paths: stepped,
-        points: { show: false },
+        // A minute alone has no line: its value is a dot.
+        points: { show: (plot, line) => lonely(plot.data[line]), size: 5, fill: colour(frame, name) },
       })),
     ],
     hooks: { setCursor: [({ cursor }) => onCursor(cursor.idx ?? null)] },

@@ -91,9 +91,14 @@ export function percent(part, total) {
   return `${Math.round(value)} %`;
 }
 
-/** A conversation in words: its title, else the beginning of its id. */
+/** A conversation in words: its title, else the beginning of its id; without one, the path. */
 export function name(row) {
   if (row.title) return row.title;
   if (row.conversation) return `Conversation ${row.conversation.slice(0, 8)}`;
-  return row.client || NONE;
+  return row.client || row.path || NONE;
+}
+
+/** llama-server without an alias names the whole path of a model; its file says enough. */
+export function model(name) {
+  return name?.endsWith(".gguf") ? name.split(/[/\\]/).at(-1) : name;
 }

@@ -1,7 +1,7 @@
 // The top of the page: whose page it is, whether it is live, and the three controls.
 
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
-import { plural, seconds } from "./format.js";
+import { model, plural, seconds } from "./format.js";
 
 const PLACES = [
   ["overview", "Overview"],
@@ -53,7 +53,7 @@ export function Header({ state, now, actions }) {
       <h1>Slotkeeper <span class="version">${status?.version}</span></h1>
       ${backend &&
       html`<p class="top-backend">
-        ${backend.kind ?? backend.url}${backend.model && html` · <b>${backend.model}</b>`}
+        ${backend.kind ?? backend.url}${backend.model && html` · <b>${model(backend.model)}</b>`}
         ${backend.total_slots > 0 && ` · ${plural(backend.total_slots, "slot")}`}
         ${" · "}<span>up ${seconds(Math.max(0, now - status.started))}</span>
       </p>`}

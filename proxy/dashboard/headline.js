@@ -55,7 +55,7 @@ export function Headline({ status }) {
     <${Figure} id="figure-first" title="Time to first token" value=${seconds(first.p50)}>
       ${first.count
         ? html`half are faster; 95 % within <b>${seconds(first.p95)}</b> (last hour)`
-        : "Nothing answered in the last hour."}
+        : "No streamed request in the last hour."}
     <//>
     <${Disk} store=${status.store} />
   </dl>`;

@@ -6,6 +6,8 @@ import { Bar, Empty, Section, Table } from "./parts.js";
 import { Why } from "./why.js";
 
 const PAGE = 20;
+/** Share of a prompt: who reuses less computed most of it, whatever that is called. */
+const MUCH = 0.5;
 const HEAD = [
   ["Time"],
   ["Conversation", "wide"],
@@ -17,6 +19,12 @@ const HEAD = [
 
 function got(row) {
   return row.slot === null ? "" : `slot ${row.slot}`;
+}
+
+/** The reason's colour goes by the share that was reused. */
+function reasonClass({ reason, reused, prompt }) {
+  const hot = reason === "slot-hit" || reason === "restored";
+  return hot && prompt && (reused ?? 0) < MUCH * prompt ? "cold" : reason;
 }
 
 function Reused({ row }) {
@@ -46,7 +54,7 @@ function Row({ row, open, onToggle }) {
       </td>
       <td class="wide title">${name(row)}</td>
       <td>
-        <span class="reason ${row.reason}">${row.reason}</span>
+        <span class="reason ${reasonClass(row)}">${row.reason}</span>
         <span class="faint">${got(row)}${row.side && ` · ${row.side}`}</span>
         <span class="narrow-only title">${name(row)}</span>
         ${row.cold?.sentence && html`<span class="because">cold because ${row.cold.sentence}</span>`}

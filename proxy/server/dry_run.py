@@ -16,8 +16,8 @@ from multidict import CIMultiDict
 from proxy.core.explain import first_difference, rendered_difference
 from proxy.core.normalise.clients import Side
 from proxy.core.placement import Need, hit, options
-from proxy.core.queue import Kind
-from proxy.core.records import Prompt
+from proxy.core.queue import SPARED_TOKENS, Kind
+from proxy.core.records import Prompt, Reason
 from proxy.core.why import told
 from proxy.dialects import DIALECTS, TRANSLATIONS
 from proxy.dialects.base import Unreadable
@@ -25,6 +25,7 @@ from proxy.errors import BadRequestError, SlotkeeperError
 from proxy.scheduler import TYPICAL_SECONDS
 from proxy.server import keys
 from proxy.server.explainer import TAIL_TOKENS
+from proxy.server.record import FORESEEN
 
 if TYPE_CHECKING:
     from array import array
@@ -122,8 +123,8 @@ class DryRun:
             "before": _pretty(before),
             "after": _pretty(call.body),
             "prompt_tokens": len(prompt.tokens) if prompt.tokens is not None else None,
-            "options": [option.explain() for option in rows],
-            "choice": rows[0].explain() if rows else None,
+            "options": [worded(option) for option in rows],
+            "choice": worded(rows[0]) if rows else None,
             "prefix": self._prefix(need),
             "cold": await self._cold(seen, rows),
         }
@@ -181,6 +182,14 @@ class DryRun:
 
     async def _render(self, row: Conversation) -> str:
         return await self._backend.render(self._normaliser.body(row))
+
+
+def worded(option: Option) -> dict[str, object]:
+    """Its row, with the word the answer's header would have (``Lease.observed``)."""
+    spared = option.hit >= SPARED_TOKENS or 2 * option.hit >= option.n_tokens
+    hot = Reason.RESTORED if option.reason is Reason.RESTORED else Reason.SLOT_HIT
+    word = option.reason if option.reason not in FORESEEN else hot if spared else Reason.COLD
+    return {**option.explain(), "reason": str(word)}
 
 
 def _known(seen: Preview | None) -> dict[str, Any]:

@@ -25,12 +25,16 @@ _TOTALS = (
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What stays while the proxy runs. ``url``: the backend's; ``started``: unix seconds."""
+    """What stays while the proxy runs. ``url``: the backend's; ``started``: unix seconds.
+
+    ``slot_dir``: where the backend saves states, as seen from here, absolute; ``""``: nowhere.
+    """
 
     version: str
     url: str
     started: float
     hide_titles: bool = False
+    slot_dir: str = ""
 
 
 def totals(metrics: Metrics) -> Mapping[str, Any]:

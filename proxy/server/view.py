@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from proxy.core.records import Mode
 from proxy.errors import SlotkeeperError
 from proxy.server import running, status
 from proxy.telemetry.series import COLUMNS, STEP
@@ -97,7 +98,9 @@ class View:
             "paused": parts.keeper.paused,
             "draining": parts.scheduler.draining,
             "backend": status.backend(parts.keeper, parts.metrics, about, slots),
-            "store": parts.curator.usage() if parts.curator else None,
+            "store": (
+                {**parts.curator.usage(), "slot_dir": about.slot_dir} if parts.curator else None
+            ),
             "queue": status.queue(parts.metrics),
             "totals": status.totals(parts.metrics),
             "first_token": status.first_token(parts.history, now),
@@ -112,9 +115,17 @@ class View:
             "mode": str(parts.scheduler.mode),
             "why": "slotkeeper is shutting down" if draining else verdict.why,
             "advice": verdict.advice,
-            "restores": "retired" if parts.transfer and parts.transfer.retired else "in use",
+            "restores": self._restores(),
         }
         return parts.keeper.up and not draining, details
+
+    def _restores(self) -> str:
+        """Whether snapshots are restored; where nothing is driven, or answers, none is."""
+        parts = self._from
+        if parts.transfer and parts.transfer.retired:
+            return "retired"
+        driven = parts.keeper.up and parts.scheduler.mode is Mode.EXCLUSIVE
+        return "in use" if driven and parts.transfer else "not used"
 
     def metrics(self) -> tuple[bytes, str]:
         """The Prometheus exposition."""

@@ -60,6 +60,33 @@ async def test_a_finished_request_shows_up(page: Page, api: FakeApi) -> None:
     await page.sees("50 %", "#figure-reused")
 
 
+async def test_reusing_little_looks_so(page: Page, api: FakeApi) -> None:
+    """The reason's colour goes by the share; who has no conversation shows the path."""
+    await opened(page, api)
+    unknown = {"title": None, "conversation": "", "client": "", "path": "/v1/rerank"}
+    few = {"reason": "slot-hit", "reused": 31, "prompt": 1032}
+    row = sample.request(0, time.time() + 60, request_id="few", **few)
+    api.push("request", row | unknown)
+    word = "document.querySelector('[data-request=few] .reason')"
+    await page.until(f"{word}?.classList.contains('cold')")
+    await page.sees("slot-hit", "[data-request=few] .reason")
+    await page.sees("3 %", "[data-request=few]")
+    await page.sees("/v1/rerank", "[data-request=few] .title")
+    api.push("request", row | {"request_id": "much", "reused": 952})
+    hot = "document.querySelector('[data-request=much] .reason')"
+    await page.until(f"{hot}?.classList.contains('slot-hit')")
+
+
+async def test_a_model_without_an_alias(page: Page, api: FakeApi) -> None:
+    """The head of the page has its file's name, not where that lies."""
+    status = sample.status(time.time())
+    status["backend"]["model"] = "/srv/models/qwen3-8b.gguf"
+    api.state["status"] = status
+    await opened(page, api)
+    name = "document.querySelector('.top-backend b').innerText"
+    assert await page.run(name) == "qwen3-8b.gguf"
+
+
 async def test_why_it_was_cold(page: Page, api: FakeApi) -> None:
     """A row says why in its sentence; opened by keyboard, it shows both sides, costs and rules."""
     await opened(page, api)

@@ -47,6 +47,10 @@ SPELLED = [
     ("name({title: null, conversation: 'abcdefghij'})", "Conversation abcdefgh"),
     ("name({title: '', conversation: '', client: 'goose'})", "goose"),
     ("name({title: null, conversation: null, client: null})", NONE),
+    ("name({title: null, conversation: '', client: '', path: '/v1/rerank'})", "/v1/rerank"),
+    ("model('/models/a\\\\b/qwen.gguf')", "qwen.gguf"),
+    ("model('org/qwen')", "org/qwen"),
+    ("model(null)", None),
 ]
 
 
@@ -99,6 +103,16 @@ async def test_minutes_are_joined(page: Page, api: FakeApi) -> None:
     day = await ask(page, "series", f"columns({history}, 86400, 86399)")
     assert day["t"][1] - day["t"][0] == 720
     assert (day["requests"][-1], day["disk"][-1], day["requests"][0]) == (5, 7, 9)
+
+
+@pytest.mark.parametrize(
+    ("values", "dots"),
+    [("[null, 2, null, 3]", True), ("[null, null]", False), ("Array(60).fill(1)", False)],
+)
+async def test_few_points_are_dots(page: Page, api: FakeApi, values: str, dots: bool) -> None:
+    """Of a minute alone no line can be seen; where there is a line, dots would only hide it."""
+    await opened(page, api)
+    assert await ask(page, "charts", f"lonely({values})") is dots
 
 
 async def test_events_are_parsed(page: Page, api: FakeApi) -> None:

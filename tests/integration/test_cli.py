@@ -248,3 +248,22 @@ async def test_the_doctor_leaves_a_running_proxys_slots_alone(
     assert process.returncode == 0
     assert "exclusive: pinning, saving and restoring were proved" in out.decode()
     assert [len(fake.seen(what)) for what in ("save", "restore", "/completion")] == before
+
+
+async def test_the_doctor_compares_the_slot_folder(
+    proxy: Running, fake: FakeLlamaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one than the running proxy's is a problem, and both are named."""
+    monkeypatch.setenv("SLOTKEEPER_SERVER__PORT", proxy.url.rpartition(":")[2])
+    monkeypatch.setenv("SLOTKEEPER_SERVER__ADMIN_KEY", ADMIN)
+    monkeypatch.setenv("SLOTKEEPER_CACHE__KEEP_FREE", "0")
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    said = {}
+    for folder in (other, proxy.slot_dir):
+        words = ["doctor", "--backend", fake.url, "--slot-save-path", str(folder)]
+        process = await begin(words, dict(os.environ))
+        out, _ = await process.communicate()
+        said[folder] = process.returncode, out.decode()
+    assert (said[other][0], said[proxy.slot_dir][0]) == (1, 0)
+    assert f"the running proxy's slot folder is {proxy.slot_dir}, not {other}" in said[other][1]

@@ -216,7 +216,7 @@ async def test_a_running_proxy_before_another_server(fake: FakeLlamaServer, slot
     assert report.good
     other = of(report, "proxy")
     assert other.level is Level.WARNING
-    assert "--backend http://127.0.0.1:1`" in other.todo
+    assert "--backend http://127.0.0.1:1 --slot-save-path /elsewhere`" in other.todo
     assert of(report, "mode").text.startswith("exclusive: ")
 
 

@@ -82,6 +82,7 @@ async def test_status(proxy: Proxy, fake: FakeLlamaServer) -> None:
         "total_slots": 2, "version": "b0-fake", "restarts": 0,
     }  # fmt: skip
     assert (store["snapshots"], store["path"]) == (1, str(proxy.app.store._shelf._root))  # type: ignore[union-attr]
+    assert store["slot_dir"] == str(proxy.app._config.slot_dir)
     assert 0 < store["used"] < store["limit"] < store["free"]
     assert told["queue"] == {"waiting": 0, "running": 0}
     assert (totals["requests"], totals["saves"]) == (2, 1)

@@ -37,6 +37,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     vars(service)["run"] = run_service
     monkeypatch.setitem(sys.modules, "proxy.service", service)
     monkeypatch.setattr(proxy, "service", service, raising=False)
+    monkeypatch.setattr("proxy.checks.machine.taken", lambda *_: False)
     return seen
 
 
@@ -78,8 +79,9 @@ def test_all_problems_are_printed(served: list[Config]) -> None:
     assert served == []
 
 
-def test_check_config(served: list[Config]) -> None:
+def test_check_config(served: list[Config], monkeypatch: pytest.MonkeyPatch) -> None:
     """``--check-config`` only says whether the settings are good, and what is odd about them."""
+    monkeypatch.setenv("SLOTKEEPER_BACKEND__KIND", "llama_server")
     result = run(app, ["serve", "--check-config", "--host", "0.0.0.0"])
     assert result.exit_code == 0
     first, *warnings = result.stdout.splitlines()
@@ -89,6 +91,14 @@ def test_check_config(served: list[Config]) -> None:
         ["warning", " backend.slot_save_path"],
     ]
     assert served == []
+
+
+def test_a_port_that_is_taken(served: list[Config], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said before anything is opened, with what to do."""
+    monkeypatch.setattr("proxy.checks.machine.taken", lambda host, port: (host, port) == ("::", 9))
+    result = run(app, ["serve", "--host", "::", "--port", "9"])
+    assert (result.exit_code, served) == (1, [])
+    assert result.stderr == "slotkeeper: port 9 is taken: try --port\n"
 
 
 def test_module_is_the_command() -> None:
@@ -159,7 +169,7 @@ def test_demo_without_the_engine(tmp_path: Path) -> None:
         env={**os.environ, "DEMO_STATE": str(tmp_path / "state")},
     )
     assert result.returncode == 1
-    assert "pip install 'slotkeeper[demo]'" in result.stderr
+    assert "pip install '.[demo]'" in result.stderr
 
 
 def test_completion() -> None:

@@ -295,7 +295,9 @@ def test_unknown_rules_are_told_each_with_the_nearest_name(toml: Path) -> None:
     ("flags", "warned"),
     [
         ({"cache.enabled": False}, []),
-        ({}, ["backend.slot_save_path"]),
+        ({"backend.kind": "llama_server"}, ["backend.slot_save_path"]),
+        ({"backend.kind": "llama_server", "cache.enabled": False}, []),
+        ({}, []),
         ({"cache.enabled": False, "server.host": "::1"}, []),
         ({"cache.enabled": False, "server.host": "localhost"}, []),
         ({"cache.enabled": False, "server.host": "0.0.0.0"}, ["server.host"]),

@@ -12,6 +12,8 @@ from proxy import demo, service
 from proxy.config import Config
 from proxy.engine import EngineError, EngineOptions
 
+TAKEN = 7
+
 
 class FakeEngine:
     """Recorded."""
@@ -57,6 +59,7 @@ def play(story: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> C
             return 7
 
         monkeypatch.setattr(demo, "Engine", FakeEngine(story, error))
+        monkeypatch.setattr("proxy.checks.machine.taken", lambda _, port: port == TAKEN)
         monkeypatch.setattr(service, "run", serve)
         monkeypatch.setattr(demo, "bundled_model", lambda: Path("/m/bundled.gguf"))
         for name, value in {"DEMO_STATE": str(tmp_path / "state"), **environ}.items():
@@ -78,7 +81,10 @@ def test_the_usual_way(
         ("serve", "http://127.0.0.1:5", state / "slots", 8088),
         "terminated",
     ]
-    shown = capsys.readouterr().out
+    shown, doing = capsys.readouterr()
+    assert "trying out" in doing
+    assert "http://127.0.0.1:8088/_slotkeeper/" in shown
+    assert "slotkeeper status --url http://127.0.0.1:8088" in shown
     assert "curl -i http://127.0.0.1:8088/v1/chat/completions" in shown
     assert str(state) in shown
     assert (state / "slots").stat().st_mode & 0o777 in {0o700, 0o777}
@@ -112,7 +118,16 @@ def test_an_engine_that_does_not_come_up(
 def test_a_bad_port(
     play: Callable[..., int], story: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A setting that is wrong ends with status 2 and says which; the engine is stopped."""
+    """A setting that is wrong ends with status 2 and says which; nothing is started."""
     assert play(DEMO_PORT="none") == 2
     assert "server.port" in capsys.readouterr().err
-    assert story[-1] == "terminated"
+    assert story == []
+
+
+def test_a_port_that_is_taken(
+    play: Callable[..., int], story: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is said at once, with what to do, and no engine is started."""
+    assert play(DEMO_PORT=str(TAKEN)) == 1
+    assert "port 7 is taken: set DEMO_PORT" in capsys.readouterr().err
+    assert story == []

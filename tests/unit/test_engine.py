@@ -57,7 +57,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def test_without_the_engine(without: Callable[[str], None], tmp_path: Path) -> None:
     """What to install is said before anything is started or written."""
     without("xllamacpp")
-    with pytest.raises(EngineError, match=r"pip install 'slotkeeper\[demo\]'"):
+    with pytest.raises(EngineError, match=r"pip install '\.\[demo\]'"):
         Engine(tmp_path / "m.gguf", EngineOptions(), log=tmp_path / "log")
     assert not (tmp_path / "log").exists()
 

@@ -19,7 +19,7 @@ import structlog
 from pydantic import SecretStr
 
 from proxy import service
-from proxy.config import Config, Server
+from proxy.config import Backend, Config, Server
 from proxy.errors import ConfigError
 from proxy.store.snapshots import StoreBusyError
 
@@ -84,7 +84,8 @@ def app(monkeypatch: pytest.MonkeyPatch) -> type[FakeApp]:
     [
         (StoreBusyError(errno.EAGAIN, "another proxy has it"), 1, "ledger: another proxy has it\n"),
         (StoreBusyError("it is taken"), 1, "ledger: it is taken\n  This folder cannot be used"),
-        (OSError(errno.EADDRINUSE, "address in use"), 1, "address in use"),
+        (OSError(errno.EADDRINUSE, "address in use"), 1, "port 8088 is taken: try --port"),
+        (OSError(errno.EACCES, "not allowed"), 1, "not allowed"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
@@ -203,15 +204,16 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 @needs_hangup
 def test_reload(app: type[FakeApp], serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     """SIGHUP reads the configuration again; the app gets the live part, the rest is named."""
-    new = Config(server=Server(port=9, max_queue=3, log_level="debug", log_format="json"))
-    old = Config(server=Server(log_format="json"))
+    backend = Backend(kind="llama_server")
+    live = Server(max_queue=3, log_level="debug", log_format="json")
+    new = Config(backend=backend, server=live.model_copy(update={"port": 9}))
+    old = Config(backend=backend, server=Server(log_format="json"))
     heard = serve(lambda: new, old)
     assert heard == [
         "READY=1\nSTATUS=reloaded; some changes need a restart",
         "STOPPING=1\nSTATUS=draining",
     ]
-    live = Server(max_queue=3, log_level="debug", log_format="json")
-    assert app.reloads == [Config(server=live)]
+    assert app.reloads == [Config(backend=backend, server=live)]
     shown = capsys.readouterr().err
     assert '"changed":["server.max_queue","server.log_level"]' in shown
     assert shown.count("slot_save_path") == 1, "what was odd before is not told again"

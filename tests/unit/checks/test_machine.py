@@ -28,7 +28,7 @@ def test_versions() -> None:
 def test_settings() -> None:
     """Each warning of the configuration is a finding."""
     open_to_all = Config(server=Server(host="0.0.0.0"))
-    assert [one.level for one in machine.settings(open_to_all)] == [Level.WARNING] * 2
+    assert [one.level for one in machine.settings(open_to_all)] == [Level.WARNING]
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,15 @@ def test_address() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = machine.address("127.0.0.1", other.getsockname()[1])
+        assert machine.taken("127.0.0.1", other.getsockname()[1])
     assert taken.level is Level.PROBLEM
     assert taken.todo.startswith("Another program has it")
     nowhere = machine.address("192.0.2.1", free_port())
     assert nowhere.level is Level.PROBLEM
     assert nowhere.todo.startswith("Give slotkeeper another --host")
     assert machine.address("127.0.0.1", free_port()).level is Level.OK
+    assert not machine.taken("127.0.0.1", free_port())
+    assert not machine.taken("192.0.2.1", free_port()), "that is another fault"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes as POSIX has them")

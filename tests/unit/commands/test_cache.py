@@ -24,7 +24,7 @@ def test_ls(run: Run) -> None:
 
 def test_show(run: Run) -> None:
     """By the beginning of its id; as JSON it is the row itself."""
-    assert "prompt_tokens  3600" in run("cache", "show", "ab").stdout
+    assert "prompt_tokens  3,600 tokens" in run("cache", "show", "ab").stdout
     assert orjson.loads(run("cache", "show", "ab", "--json").stdout) == SNAPSHOT
     assert run("cache", "show", "a").exit_code == 1
     assert run("cache", "show", "ff").exit_code == 1

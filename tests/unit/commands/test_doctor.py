@@ -19,7 +19,7 @@ from proxy.config import Config
 from proxy.doctor import Report
 from proxy.engine import free_port
 from tests.unit.commands.conftest import Run
-from tests.unit.commands.fake_api import FakeApi
+from tests.unit.commands.fake_api import STATUS, FakeApi
 
 GOOD = Finding("mode", Level.OK, "exclusive: it was proved")
 ODD = Finding("batch", Level.WARNING, "too large", "Start it with -b 256.")
@@ -107,6 +107,14 @@ def test_a_running_proxy_is_asked(
     monkeypatch.setenv("SLOTKEEPER_SERVER__PORT", str(api.server.server_port))
     assert run("doctor").exit_code == 0
     assert asked[0][1] == {"ready": False}
+    api.answers["GET api/status"] = STATUS
+    monkeypatch.setenv("SLOTKEEPER_SERVER__ADMIN_KEY", "from-settings")
+    assert run("doctor").exit_code == 0
+    assert asked[1][1] == STATUS
+    assert api.asked[-2:] == [
+        ("GET readyz", None, None),
+        ("GET api/status", None, "Bearer from-settings"),
+    ]
 
 
 def test_an_address_that_cannot_be(

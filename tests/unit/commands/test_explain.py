@@ -9,15 +9,17 @@ import orjson
 import pytest
 
 from proxy.commands.explain import difference
+from proxy.core.normalise import RULES
 from tests.unit.commands.conftest import Run
 from tests.unit.commands.fake_api import COLD, OPTION, FakeApi
 
+RULE = RULES[0]
 FOUND: dict[str, Any] = {
     "client": "claude-code",
     "side": "",
     "conversation": "c" * 32,
     "known": 12,
-    "rules": [{"rule": "clock", "where": "system text"}],
+    "rules": [{"rule": RULE.name, "where": "system text"}, {"rule": "newer", "where": "tools"}],
     "before": '{\n  "system": "it is 14:03"\n}',
     "after": '{\n  "system": "it is 14:02"\n}',
     "prompt_tokens": 3667,
@@ -51,11 +53,14 @@ def test_a_known_conversation(run: Run, api: FakeApi, request_file: str) -> None
     api.answers["POST api/explain"] = FOUND
     result = run("explain", request_file)
     assert result.exit_code == 0
+    first = result.stdout.splitlines()[0]
+    assert first == "slot 0, restored: 3,660 of 3,667 reused, about 58 ms"
     for text in (
         "claude-code",
         "cccccccccccc, 12 messages are known",
         "3,660 tokens, by a snapshot (abababababab)",
-        "clock  system text",
+        f"system text: {RULE.what}",
+        "newer",
         '-  "system": "it is 14:03"',
         '+  "system": "it is 14:02"',
         COLD["advice"],
@@ -72,6 +77,35 @@ def test_a_new_conversation_in_mode_forward(run: Run, api: FakeApi, request_file
     for text in ("not recognised (beside the conversation: title)", "a new one", "nothing of it",
                  "the client's own bytes go out", "the backend would choose"):  # fmt: skip
         assert text.lower() in shown.lower(), text
+
+
+def test_options_without_use_are_folded(run: Run, api: FakeApi, request_file: str) -> None:
+    """Of several that reuse nothing the number and the cheapest; a single one is shown."""
+    cold = OPTION | {"reason": "cold", "hit": 9, "snapshot": None}
+    rest = [cold | {"slot": slot, "cost": 20.0 - slot} for slot in range(1, 4)]
+    api.answers["POST api/explain"] = FOUND | {"options": [OPTION, *rest]}
+    shown = run("explain", request_file).stdout
+    assert "and 3 that reuse nothing worth mentioning, from 17.000 on" in shown
+    assert "  cold  " not in shown
+    api.answers["POST api/explain"] = FOUND | {"options": [OPTION, rest[0]]}
+    assert "  cold  " in run("explain", request_file).stdout
+    api.answers["POST api/explain"] = FOUND | {"options": rest, "choice": rest[0]}
+    shown = run("explain", request_file).stdout
+    assert shown.startswith("slot 1, cold: 9 of 3,667 reused, about ")
+    assert any(line.startswith(">") and " cold " in line for line in shown.splitlines())
+    assert "and 2 that reuse nothing" in shown
+
+
+@pytest.mark.parametrize("command", ["explain", "warm"])
+def test_headers(run: Run, api: FakeApi, request_file: str, command: str) -> None:
+    """They go with the question; what is none is refused without being repeated."""
+    run(command, request_file, "--header", "User-Agent: goose/1", "--header", "X:a:b")
+    assert api.asked[0][1]["headers"] == {"User-Agent": "goose/1", "X": "a:b"}
+    for wrong in ("Bearer hunter2", ":hunter2"):
+        result = run(command, request_file, "--header", wrong)
+        assert (result.exit_code, "NAME:VALUE" in result.stderr) == (2, True)
+        assert "hunter2" not in result.stderr
+    assert len(api.asked) == 1
 
 
 def test_json(run: Run, api: FakeApi, request_file: str) -> None:

@@ -17,6 +17,11 @@ from tests.unit.commands.fake_api import (
     FakeApi,
 )
 
+NOTHING = STATUS["totals"] | {
+    "requests": 0,
+    "prompt_tokens": dict.fromkeys(STATUS["totals"]["prompt_tokens"], 0),
+}
+
 
 def test_status(run: Run, api: FakeApi) -> None:
     """A line for each thing one wants to know."""
@@ -34,7 +39,7 @@ def test_status(run: Run, api: FakeApi) -> None:
         "prompts": "12 requests; 80 % of 1,000 tokens not computed (600 in slots,"
         " 200 from snapshots)",
         "saved": "4 min 10 s of computing since start",
-        "snapshots": "4 saved, 5 restored, 6 removed; restores are in use",
+        "snapshots": "4 saved, 5 restored, 6 evicted; restores are in use",
         "first token": "half within 200 ms, 95 % within 3.0 s, 12 in the last hour",
     }
 
@@ -48,7 +53,12 @@ def test_status(run: Run, api: FakeApi) -> None:
         ({"store": None}, 0, "none: nothing is saved"),
         ({"advice": "llama-server -m x"}, 0, "llama-server -m x"),
         ({"backend": STATUS["backend"] | {"up": False, "restarts": 2}}, 0, "2 restarts"),
-        ({"first_token": {"p50": None, "p95": None, "count": 0}}, 0, "none in the last hour"),
+        (
+            {"first_token": {"p50": None, "p95": None, "count": 0}},
+            0,
+            "token  no streamed request in",
+        ),
+        ({"totals": NOTHING}, 0, "0 requests; no prompts yet"),
     ],
 )
 def test_status_of_other_kinds(
@@ -68,7 +78,6 @@ def test_status_of_other_kinds(
         (["slots"], "api/slots", {"slots": [SLOT]}),
         (["conversations"], "api/conversations", {"conversations": [CONVERSATION]}),
         (["requests", "-n", "3"], "api/requests?limit=3", {"requests": [REQUEST]}),
-        (["requests", "r2"], "api/requests/r2", REQUEST),
         (["logs", "-n", "3", "--level", "info"], "api/logs?limit=3&level=info", {"logs": [LOG]}),
         (["cache", "ls"], "api/snapshots", {"snapshots": []}),
     ],
@@ -108,24 +117,45 @@ def test_requests(run: Run, api: FakeApi) -> None:
     newer = REQUEST | {"request_id": "r3", "reason": "refused", "status": 503, "note": "full"}
     api.answers["GET api/requests"] = {"requests": [newer, REQUEST | {"cold": COLD}]}
     older, last = run("requests").stdout.splitlines()
-    assert "cold      200        0 of   3,667 reused  slot 0     2.5 s  goose  Rivers" in older
-    assert older.endswith(COLD["sentence"])
-    assert "refused   503" in last
+    assert older.split()[1] == "r2"
+    assert "cold             200        0 of   3,667 reused  slot 0     2.5 s  goose  Riv" in older
+    assert older.endswith("cold because system prompt changed at character 118: 14:02 → 14:03")
+    assert "refused          503" in last
     assert last.endswith("full")
 
 
+def test_a_request_without_a_conversation(run: Run, api: FakeApi) -> None:
+    """Its path says what it was; its id is cut to what is enough."""
+    unknown = {"conversation": "", "client": "", "title": None, "request_id": "d16d4b73" * 4}
+    api.answers["GET api/requests"] = {"requests": [REQUEST | unknown | {"path": "/v1/rerank"}]}
+    shown = run("requests").stdout.rstrip()
+    assert shown.split()[1] == "d16d4b73"
+    assert shown.endswith("2.5 s  /v1/rerank")
+
+
 def test_one_request_in_full(run: Run, api: FakeApi) -> None:
-    """All its fields, the rules, the cost table and both sides of the difference."""
-    api.answers["GET api/requests/r2"] = REQUEST | {"cold": COLD}
+    """All its fields with their units, the rules, the cost table and both sides."""
+    api.answers["GET api/requests"] = {"requests": [REQUEST | {"cold": COLD}]}
     shown = run("requests", "r2").stdout
-    for text in ("first_token", "rules", "clock", "PREFILL", "0.058", "14:02", "14:03"):
+    for text in ("first_token   2.0 s", "prompt        3,667 tokens", "rules", "clock", "PREFILL",
+                 "0.058", "14:02", "14:03"):  # fmt: skip
         assert text in shown, text
+    assert orjson.loads(run("requests", "r2", "--json").stdout) == REQUEST | {"cold": COLD}
 
 
-def test_one_request_that_is_gone(run: Run, api: FakeApi) -> None:
-    """The proxy's own words, status 1."""
-    result = run("requests", "nothing")
-    assert (result.exit_code, result.stderr) == (1, "slotkeeper: No such page.\n")
+def test_one_request_by_the_beginning_of_its_id(run: Run, api: FakeApi) -> None:
+    """What is unmistakable is enough; of two with one id it is the newer."""
+    ids = ("d16d4b73" * 4, "d16e" * 8, "d16e" * 8)
+    rows = [REQUEST | {"request_id": one, "at": REQUEST["at"] - n} for n, one in enumerate(ids)]
+    api.answers["GET api/requests"] = {"requests": rows}
+    assert orjson.loads(run("requests", "d16d", "--json").stdout) == rows[0]
+    assert orjson.loads(run("requests", "d16e", "--json").stdout) == rows[1]
+    assert api.lines == ["GET api/requests?limit=512"] * 2
+    several = run("requests", "d16")
+    assert (several.exit_code, "2 requests begin with d16" in several.stderr) == (1, True)
+    gone = run("requests", "nothing")
+    assert (gone.exit_code, gone.stdout) == (1, "")
+    assert gone.stderr == "slotkeeper: no request is, or begins with, nothing\n"
 
 
 def test_requests_followed(run: Run, api: FakeApi) -> None:

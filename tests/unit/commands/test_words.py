@@ -45,6 +45,22 @@ def test_one_is_not_many() -> None:
     assert [words.many(n, "slot") for n in (0, 1, 2000)] == ["0 slots", "1 slot", "2,000 slots"]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "sides"),
+    [
+        ("at 13:58. You", "at 14:01. You", ("13:58", "14:01")),
+        ("same", "same", ("", "")),
+        ("a tool", "a tool more", ("", "more")),
+        ("", "new", ("", "new")),
+        ("one two", "one two two", ("", "two")),
+        ("x " * 40, "y", (f"{'x ' * 19}x…", "y")),
+    ],
+)
+def test_differing(before: str, after: str, sides: tuple[str, str]) -> None:
+    """Whole words, without what both sides share, and not too many of them."""
+    assert words.differing(before, after) == sides
+
+
 def test_what_is_not_known() -> None:
     """A dash, for every kind of figure."""
     assert {

@@ -7,8 +7,12 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.core.placement import Option
+from proxy.core.queue import Kind, Lease
+from proxy.core.records import Reason
 from proxy.errors import BadRequestError
-from proxy.server.dry_run import question
+from proxy.server.dry_run import question, worded
+from tests.unit.factories import chat
 
 CHAT = "/v1/chat/completions"
 
@@ -32,6 +36,29 @@ def test_refused(body: dict[str, Any], said: str) -> None:
     """What cannot be asked is refused by the name of the field."""
     with pytest.raises(BadRequestError, match=said):
         question(body)
+
+
+@pytest.mark.parametrize(
+    ("reason", "hit", "prompt", "word"),
+    [
+        (Reason.SLOT_HIT, 952, 1032, "slot-hit"),
+        (Reason.SLOT_HIT, 31, 1032, "cold"),
+        (Reason.SLOT_HIT, 20, 30, "slot-hit"),
+        (Reason.COLD, 40, 1032, "slot-hit"),
+        (Reason.RESTORED, 1000, 1032, "restored"),
+        (Reason.RESTORED, 9, 1032, "cold"),
+        (Reason.PINNED, 0, 1032, "pinned"),
+    ],
+)
+def test_an_option_has_the_word_of_the_header(
+    reason: Reason, hit: int, prompt: int, word: str
+) -> None:
+    """It goes by what would be reused, as the answer's own word does."""
+    option = Option(1, reason, hit, prompt)
+    told = worded(option)
+    lease = Lease(option, Kind.NARROW, chat("q"), reason, queued=0.0, started=0.0)
+    lease.observed(hit, prompt)
+    assert told["reason"] == str(lease.reason) == word
 
 
 def test_keys_are_kept_apart() -> None:

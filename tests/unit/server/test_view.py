@@ -58,7 +58,7 @@ class Bench:
             ledger=self if ledger else None,
             **parts,
         )
-        self.view = View(sources, About("1.2", "http://x", 1.0, hide), self.clock)
+        self.view = View(sources, About("1.2", "http://x", 1.0, hide, "/slots"), self.clock)
 
     def conversation(self, conversation: str) -> Conversation | None:
         """By id."""
@@ -162,7 +162,7 @@ def test_status_counts(bench: Bench) -> None:
     }  # fmt: skip
     assert told["queue"] == {"waiting": 4, "running": 2}
     assert told["first_token"] == {"p50": 1.0, "p95": 2.0, "count": 2}, "of the last hour"
-    assert told["store"] == {"used": 5}
+    assert told["store"] == {"used": 5, "slot_dir": "/slots"}
     rows = bench.view.history(3600.0)["rows"]
     assert len(rows) == 1
     assert rows[0][3] == 7
@@ -249,9 +249,10 @@ def test_requests(bench: Bench) -> None:
 def test_ready(bench: Bench, up: bool, draining: bool, ready: bool, why: str) -> None:
     """Ready while the backend answers and nothing is shutting down."""
     bench.keeper.up, bench.scheduler.draining = up, draining
+    restores = "in use" if up else "not used"
     assert bench.view.ready() == (
         ready,
-        {"mode": "exclusive", "why": why, "advice": "advice", "restores": "in use"},
+        {"mode": "exclusive", "why": why, "advice": "advice", "restores": restores},
     )
 
 
@@ -259,7 +260,14 @@ def test_retired(bench: Bench) -> None:
     """Restores that were given up are told."""
     bench.transfer.retired = True
     assert bench.view.ready()[1]["restores"] == "retired"
-    assert Bench(store=False).view.ready()[1]["restores"] == "in use"
+
+
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.ROUTED])
+def test_restores_where_nothing_is_driven(bench: Bench, mode: Mode) -> None:
+    """They are not used; nor where nothing is ever saved."""
+    bench.scheduler.mode = mode
+    assert bench.view.ready()[1]["restores"] == "not used"
+    assert Bench(store=False).view.ready()[1]["restores"] == "not used"
 
 
 def test_metrics(bench: Bench) -> None:
