@@ -247,12 +247,13 @@ async def leaves(mix: Mix, rng: random.Random, talk: Talk, name: str) -> None:
 async def cancel(mix: Mix, rng: random.Random, talk: Talk, name: str) -> None:
     """A turn under an id of the client's own, and the server's own way to cancel it."""
     body = asked(talk, rng)
-    asking = asyncio.create_task(mix.post(CHAT, {**body, "request_id": talk.word}, talk.key))
-    for cancelled in ({"request_id": talk.word}, {}, {"request_id": 5}, {"request_id": "x"}):
-        got = await mix.post("/api/cancel", cancelled, talk.key)
-        mix.told(name, got, talk, whole=False)
-        assert got.status < FAILED, got.raw
-    mix.told("cancelled", await asking, talk, whole=False)
+    async with asyncio.TaskGroup() as both:
+        asking = both.create_task(mix.post(CHAT, {**body, "request_id": talk.word}, talk.key))
+        for cancelled in ({"request_id": talk.word}, {}, {"request_id": 5}, {"request_id": "x"}):
+            got = await mix.post("/api/cancel", cancelled, talk.key)
+            mix.told(name, got, talk, whole=False)
+            assert got.status < FAILED, got.raw
+    mix.told("cancelled", asking.result(), talk, whole=False)
 
 
 async def looks(mix: Mix, rng: random.Random, talk: Talk, name: str) -> None:

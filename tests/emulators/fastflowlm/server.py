@@ -30,6 +30,8 @@ PARSE_ERROR = (
     "parsing value - unexpected end of input"
 )
 
+LATE_TURNS = 8  # of the event loop: asyncio's own steps from accept to our call-back, and to spare
+
 
 class Emulator(Process):
     """See the module."""
@@ -81,6 +83,8 @@ class Emulator(Process):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._connections.clear()
+        for _ in range(LATE_TURNS):  # what was just being accepted arrives, and is closed
+            await asyncio.sleep(0)
 
     async def restart(self) -> None:
         """A new process in the place of one that crashed, or was to go."""
@@ -98,6 +102,9 @@ class Emulator(Process):
         await wait_for_client(connection, self.stopping)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.stopping.is_set():
+            writer.transport.abort()
+            return
         if self.active >= self.options.socket:
             self.counters["refused"] += 1
             writer.close()
