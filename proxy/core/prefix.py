@@ -7,6 +7,7 @@ so two chains agree on a leading part exactly as far as the prompts' bytes do.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
@@ -156,20 +157,21 @@ class PrefixIndex:
         levels = self._levels.get(snapshot.id)
         if levels is None:
             levels = tuple(_levels(snapshot.seed, snapshot.tokens))
-        for depth in range(len(levels) - 1, -1, -1):
-            others = (
-                self._snapshots[other]
-                for other in self._holders.get(levels[depth], ())
-                if other != snapshot.id and other not in without
-            )
-            shared = [
-                _refined(other.tokens, snapshot.tokens, depth)
-                for other in others
-                if other.fingerprint == snapshot.fingerprint
-            ]
-            if shared:
-                return max(shared)
-        return 0
+
+        def others(depth: int) -> Iterator[Snapshot]:
+            for other in self._holders.get(levels[depth], ()):
+                if other != snapshot.id and other not in without:
+                    found = self._snapshots[other]
+                    if found.fingerprint == snapshot.fingerprint:
+                        yield found
+
+        # Whoever shares a level shares every one above it.
+        shared = bisect_left(
+            range(len(levels)), 1, key=lambda depth: next(others(depth), None) is None
+        )
+        if not shared:
+            return 0
+        return max(_refined(other.tokens, snapshot.tokens, shared - 1) for other in others(shared - 1))
 
     def _matches(self, seed: bytes, tokens: array[int]) -> Iterator[tuple[Snapshot, int]]:
         """All matches, deepest first. Whoever shares a level shares every one above it."""

@@ -38,27 +38,34 @@ def splice(raw: bytes, fields: Mapping[str, Any]) -> bytes:
 def rebuild(
     raw: bytes,
     body: Mapping[str, Any],
-    lists: Mapping[str, Sequence[int | bytes]],
+    lists: Mapping[str, Sequence[tuple[int | None, bytes]]],
     drop: Collection[str] = (),
     fields: Mapping[str, Any] | None = None,
 ) -> bytes:
     """The object ``raw`` (parsed: ``body``) with other elements in some of its arrays.
 
-    ``lists``: by member name, the new elements; a number is that element of the member's own array,
-    its bytes untouched. ``drop``: members to leave out. ``fields``: members to add (see ``splice``)
-    or to replace. Raises ``ValueError`` when ``raw`` has no such array.
+    ``lists``: by member name, the new elements as canonical JSON; beside it the place in the
+    member's own array of one that stays, its bytes untouched, None for a new one. ``drop``: members
+    to leave out. ``fields``: members to add (see ``splice``) or to replace.
+    Raises ``ValueError`` when ``raw`` has no such array.
     """
     drop = {*drop, *(fields or ())}
     compact = orjson.dumps(body) == raw  # as most clients write it: nothing to look for
-    values = {name: orjson.dumps(body[name]) for name in body} if compact else dict(members(raw))
+    values = dict.fromkeys(body, b"") if compact else dict(members(raw))
     out: list[bytes] = []
     for name, value in values.items():
         if name in drop:
             continue
         if name in lists:
-            own = [orjson.dumps(item) for item in body[name]] if compact else elements(value)
-            parts = [own[item] if isinstance(item, int) else item for item in lists[name]]
+            own = body[name] if compact else elements(value)
+            if not isinstance(own, list):
+                raise ValueError("not a JSON array")
+            parts = [
+                data if compact or place is None else own[place] for place, data in lists[name]
+            ]
             value = b"[" + b",".join(parts) + b"]"  # noqa: PLW2901 - the member's new value
+        elif compact:
+            value = orjson.dumps(body[name])  # noqa: PLW2901 - its own bytes
         out.append(orjson.dumps(name) + b":" + value)
     if lists.keys() - values.keys():
         raise ValueError("no such array")

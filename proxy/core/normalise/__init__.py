@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from typing import Any
 
 import orjson
@@ -143,6 +144,11 @@ def normalise(
     draft.before, draft.known, draft.clock = found.before, found.known, found.clock
     draft.own = found.goes_on or found.known > 0
     draft.answers = dict(found.answers)
+    draft.unequal = [
+        number
+        for number, (item, line) in enumerate(zip(draft.messages, draft.lines, strict=False))
+        if item.json != line.went and number >= head
+    ]
     _apply(_LEDGER, draft, context)
     after = _remembered(draft, came, head, found, origin)
     for number, note in draft.notes.items():
@@ -191,15 +197,14 @@ def _remembered(
     draft: Draft, came: list[Said], head: int, found: Found, origin: Conversation
 ) -> Conversation:
     """The conversation as of this request; lines that stayed the same are the same objects."""
-    old = found.before.lines if found.before else ()
+    old = chain(found.before.lines if found.before else (), repeat(None))
     lines: list[Line] = []
-    for number, (said, item) in enumerate(zip(came, draft.messages, strict=True)):
-        note = draft.notes.get(number, "")
-        went = said.json if item.json == said.json else item.json
-        line = old[number] if number < len(old) else None
-        if line is None or (line.came, line.went, line.note) != (said.json, went, note):
-            line = Line(said.json, went, said.key, note)
-        lines.append(line)
+    for number, (said, item, line) in enumerate(zip(came, draft.messages, old, strict=False)):
+        note, json, went = draft.notes.get(number, ""), said.json, item.json
+        if line and line.came == json and line.went == went and line.note == note:
+            lines.append(line)
+        else:
+            lines.append(Line(json, json if json == went else went, said.key, note))
     before = found.before or origin
     order, answers = before.order, before.answers
     if not found.goes_on:  # of a branch it is only what it has
@@ -238,7 +243,7 @@ def _title(came: list[Said]) -> str:
 
 def _written(raw: bytes, draft: Draft) -> tuple[bytes, Mapping[str, Any]]:
     """The bytes and the parsed body of a changed request."""
-    lists: dict[str, list[int | bytes]] = {}
+    lists: dict[str, list[tuple[int | None, bytes]]] = {}
     values: dict[str, Any] = {}
     for name, items in (("messages", draft.messages), ("tools", draft.tools)):
         own = draft.body.get(name)
@@ -246,12 +251,8 @@ def _written(raw: bytes, draft: Draft) -> tuple[bytes, Mapping[str, Any]]:
             continue
         order = [item.index for item in items]
         if order != list(range(len(own))) or any(item.changed for item in items):
-            lists[name] = [_element(item) for item in items]
+            lists[name] = [(None if item.changed else item.index, item.json) for item in items]
             values[name] = [item.value for item in items]
     body = {name: value for name, value in draft.body.items() if name not in draft.drop}
     body |= {**values, **draft.fields}
     return rebuild(raw.strip(), draft.body, lists, draft.drop, draft.fields), body
-
-
-def _element(item: Item) -> int | bytes:
-    return item.json if item.changed or item.index is None else item.index

@@ -95,8 +95,8 @@ class Draft:
     conversation, the leading system messages another one with the same text but for the clock sent
     first (canonical JSON). ``stale``: pairs of what the frozen
     system text says and what holds now, ``stale_first``: of the first user message.
-    ``unequal``: places where what is repeated differs still, None: not looked at. ``notes``: by
-    message index, text to go behind it. ``changes``: what was done so far.
+    ``unequal``: the repeated messages behind the system text that did not come as they went.
+    ``notes``: by message index, text to go behind it. ``changes``: what was done so far.
     """
 
     body: Mapping[str, Any]
@@ -111,7 +111,7 @@ class Draft:
     clock: tuple[bytes, ...] = ()
     stale: list[tuple[str, str]] = field(default_factory=list)
     stale_first: list[tuple[str, str]] = field(default_factory=list)
-    unequal: list[int] | None = None
+    unequal: list[int] = field(default_factory=list)
     notes: dict[int, str] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain
-from typing import Any
+from itertools import chain, takewhile
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -51,7 +51,7 @@ class Book:
         """``max_bytes``: of all texts together; what several share counts for each."""
         self._limits = max_conversations, max_bytes
         self._rows: dict[str, Conversation] = {}  # the least recently used first
-        self._marks: dict[str, tuple[bytes, ...]] = {}  # per conversation, its keys in _places
+        self._marks: dict[str, _Marks] = {}  # per conversation, its keys in _places
         self._places: dict[bytes, dict[str, None]] = {}
         self._sizes: dict[str, int] = {}
         self._keys: dict[bytes, bytes] = {}  # keys of messages seen lately
@@ -119,33 +119,33 @@ class Book:
 
     def keep(self, row: Conversation) -> list[str]:
         """Take in a conversation, in place of its older self; the ids of those dropped for it."""
-        clock = self._clock_marks(row)
-        self.forget(row.id)
-        marks = tuple(dict.fromkeys([*clock, *_said_marks(row)]))
+        old = self._rows.pop(row.id, None)
+        before = self._marks.get(row.id, _NO_MARKS)
+        marks = _marks(row, old, before)
+        now = marks.all()
+        for mark in before.all() - now:
+            self._leave(mark, row.id)
+        for mark in now:
+            holders = self._places.setdefault(mark, {})
+            holders.pop(row.id, None)  # the most recent stands last
+            holders[row.id] = None
         self._rows[row.id] = row
         self._marks[row.id] = marks
         self._sizes[row.id] = row.size
-        for mark in marks:
-            self._places.setdefault(mark, {})[row.id] = None
         return self._shrink()
 
     def forget(self, conversation: str) -> bool:
         """Drop one; False when it is not here."""
-        for mark in self._marks.pop(conversation, ()):
-            holders = self._places[mark]
-            holders.pop(conversation, None)
-            if not holders:
-                del self._places[mark]
+        for mark in self._marks.pop(conversation, _NO_MARKS).all():
+            self._leave(mark, conversation)
         self._sizes.pop(conversation, None)
         return self._rows.pop(conversation, None) is not None
 
-    def _clock_marks(self, row: Conversation) -> tuple[bytes, ...]:
-        """Where its system text is found; masking a long one takes time, so only a new one is."""
-        old = self._rows.get(row.id)
-        if old is not None and _head(old) == _head(row):
-            return tuple(mark for mark in self._marks[row.id] if mark.startswith(_CLOCK))
-        mark = _clock_mark(row.namespace, [orjson.loads(went) for went in _head(row)], row.client)
-        return (mark,) if mark else ()
+    def _leave(self, mark: bytes, conversation: str) -> None:
+        holders = self._places[mark]
+        holders.pop(conversation, None)
+        if not holders:
+            del self._places[mark]
 
     def _shrink(self) -> list[str]:
         most, room = self._limits
@@ -222,15 +222,45 @@ def _anchors(namespace: bytes, messages: Iterable[tuple[Any, bytes]]) -> Iterato
             yield _ANCHOR + namespace + mark
 
 
-def _said_marks(row: Conversation) -> Iterator[bytes]:
-    """Where the row is found: at each of its messages, at each answer behind them, by anchors."""
-    keys = [line.key for line in row.lines[row.head :]]
-    places = [row.namespace, *_running(row.namespace, keys)]
-    yield from places[1:]
+class _Marks(NamedTuple):
+    """Where a row is found: at its system text, at each of its messages, at what it generated."""
+
+    clock: bytes = b""
+    places: tuple[bytes, ...] = ()
+    answers: tuple[bytes, ...] = ()
+
+    def all(self) -> set[bytes]:
+        return {*self.places, *self.answers, *((self.clock,) if self.clock else ())}
+
+
+_NO_MARKS = _Marks()
+
+
+def _marks(row: Conversation, old: Conversation | None, known: _Marks) -> _Marks:
+    """The marks of a row; what its older self had already costs nothing."""
+    clock, same = b"", 0
+    if old and old.namespace == row.namespace and _head(old) == _head(row):
+        clock = known.clock  # masking a long text takes time
+        pairs = zip(old.lines[old.head :], row.lines[row.head :], strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0].key == pair[1].key, pairs))
+    else:
+        said = [orjson.loads(went) for went in _head(row)]
+        clock = _clock_mark(row.namespace, said, row.client)
+    places = known.places[:same]
+    start = places[-1] if places else row.namespace
+    keys = [line.key for line in row.lines[row.head + same :]]
+    places = (*places, *_running(start, keys))
+    if old and same == len(places) == len(known.places) and old.answers == row.answers:
+        return known._replace(clock=clock)
+    return _Marks(clock, places, tuple(_answer_marks(row, places)))
+
+
+def _answer_marks(row: Conversation, places: Sequence[bytes]) -> Iterator[bytes]:
+    """Behind the message each answer followed, and by its anchors."""
     for answer in row.answers:
         at = answer.at - row.head
-        if 0 <= at < len(places):
-            yield from _running(places[at], [answer.key])
+        if 0 <= at <= len(places):
+            yield from _running(places[at - 1] if at else row.namespace, [answer.key])
     made = ((orjson.loads(answer.message), answer.key) for answer in row.answers)
     yield from _anchors(row.namespace, made)
 

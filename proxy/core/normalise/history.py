@@ -20,11 +20,10 @@ def replay(draft: Draft, _context: Context) -> None:
 
     The order of a message's members does not matter: it differs from one API to the other.
     """
-    head = draft.before.head if draft.before else 0
-    prefill = _prefill(draft)
-    for number, line in enumerate(draft.lines):
-        item = draft.messages[number]
-        if not head <= number != prefill or item.json == line.went:
+    prefill, lines = _prefill(draft), draft.lines
+    for number in draft.unequal:
+        item, line = draft.messages[number], lines[number]
+        if number == prefill or item.json == line.went:
             continue
         if item.json == line.came or sorted_json(item.json) == sorted_json(line.went):
             item.put_json(line.went)
@@ -119,15 +118,9 @@ def _twins(draft: Draft) -> Iterator[tuple[int, Item, Any]]:
     if before is None:
         return
     prefill = _prefill(draft)
-    if draft.unequal is None:  # no rule makes equal messages differ again
-        draft.unequal = [
-            number
-            for number in range(before.head, draft.known)
-            if number != prefill and draft.messages[number].json != before.lines[number].went
-        ]
-    for number in draft.unequal:
+    for number in draft.unequal:  # no rule makes equal messages differ again
         item, went = draft.messages[number], before.lines[number].went
-        if item.json != went:
+        if number != prefill and item.json != went:
             yield number, item, orjson.loads(went)
     for number, answer in sorted(draft.answers.items()):
         if number != prefill:

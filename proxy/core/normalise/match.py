@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -21,8 +21,7 @@ RUN = 4  # so many messages in a row are no coincidence
 SIMILAR = 0.5  # share of a system text that has to be equal for it to be the same one, edited
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(NamedTuple):
     """One message of a request as the book looks at it."""
 
     value: Any

@@ -55,8 +55,9 @@ def memory(draft: Draft, _context: Context) -> None:
 
 def moved_reminder(draft: Draft, _context: Context) -> None:
     """A reminder that moved on to the newest message stays where it first was, too."""
-    for number, line in enumerate(draft.lines):
-        item = draft.messages[number]
+    lines = draft.lines
+    for number in draft.unequal:
+        item, line = draft.messages[number], lines[number]
         if item.json in (line.came, line.went):
             continue
         old = orjson.loads(line.went)

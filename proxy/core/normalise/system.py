@@ -58,8 +58,9 @@ def clock(draft: Draft, context: Context) -> None:
 def vanished_clock(draft: Draft, context: Context) -> None:
     """A clock the client took out of (or renewed in) an old user message stays as it was sent."""
     first = first_user(item.value for item in draft.messages)
-    for number, line in enumerate(draft.lines):
-        item = draft.messages[number]
+    lines = draft.lines
+    for number in draft.unequal:
+        item, line = draft.messages[number], lines[number]
         if item.json in (line.came, line.went):
             continue
         old = orjson.loads(line.went)

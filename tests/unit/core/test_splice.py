@@ -62,7 +62,8 @@ def test_rebuilds_arrays(
     body = {**others, "messages": items}
     raw = orjson.dumps(body, option=option)
     order = data.draw(st.permutations(range(len(items)))) if items else []
-    built = rebuild(raw, body, {"messages": [*order, b'{"new":1}']}, ["drop"], {"set": 2})
+    new = [*((i, orjson.dumps(items[i])) for i in order), (None, b'{"new":1}')]
+    built = rebuild(raw, body, {"messages": new}, ["drop"], {"set": 2})
     wanted = {**body, "messages": [*(items[i] for i in order), {"new": 1}], "set": 2}
     wanted.pop("drop", None)
     assert orjson.loads(built) == wanted
@@ -72,7 +73,7 @@ def test_untouched_elements_keep_their_bytes() -> None:
     """Spelling a parser would change (big integers, 1e2, escapes, duplicate names) is kept."""
     first = b'{"n": 123456789012345678901, "f":1e2, "s":"\\u00e9, }]", "a":1, "a":[2, {}]}'
     raw = b'{ "x" : [1,\t2], "messages" : [ ' + first + b' , {"role":"user"} ]\n}'
-    built = rebuild(raw, orjson.loads(raw), {"messages": [0, b"{}"]})
+    built = rebuild(raw, orjson.loads(raw), {"messages": [(0, b""), (None, b"{}")]})
     assert built == b'{"x":[1,\t2],"messages":[' + first + b",{}]}"
 
 
@@ -80,6 +81,8 @@ def test_no_such_array_is_an_error() -> None:
     """Elements for a member that is not there, or is no array, are refused."""
     with pytest.raises(ValueError, match="array"):
         rebuild(b"{}", {}, {"messages": []})
+    with pytest.raises(ValueError, match="array"):
+        rebuild(b'{"messages":1}', {"messages": 1}, {"messages": []})
     with pytest.raises(ValueError, match="array"):
         rebuild(b'{"messages": 1}', {"messages": 1}, {"messages": []})
     with pytest.raises(ValueError, match="object"):
