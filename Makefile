@@ -3,10 +3,12 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+# Tests that run side by side; many of them wait, and each engine has one thread.
+JOBS ?= 2
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Pinned and prebuilt: an archive that is not the locked one, or would have to compile, is refused.
 LOCKED := $(PIP) --require-hashes --only-binary :all:
-GATED := proxy/core/*,proxy/store/*,proxy/scheduler.py,proxy/keeper.py
+GATED := proxy/core/*,proxy/store/*,proxy/scheduler.py,proxy/keeper.py,proxy/board.py,proxy/priming.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check soak clients bench screenshots lock clean
@@ -35,7 +37,7 @@ demo: .venv/.demo ## the proxy before a real llama.cpp, on http://127.0.0.1:8088
 
 test: check ## every test, with the coverage gates
 	@rm -f .coverage .coverage.*
-	$(BIN)/python -m pytest --cov --cov-report=
+	$(BIN)/python -m pytest --cov --cov-report= --numprocesses=$(JOBS) --dist=worksteal
 	$(BIN)/coverage report --include='$(GATED)' --fail-under=95
 
 check: .venv/.dev ## formatting, rules, types, the direction of imports
