@@ -64,6 +64,7 @@ log = structlog.get_logger("slotkeeper.app")
 
 KEEPER, EVENTS = "keeper", "events"
 HISTORY = "history.json"
+LEARNED = "models.json"  # beside the ledger
 CLIENT_KEEPALIVE = 30.0  # aiohttp's own default is an hour (style-and-reliability.md 0.3)
 NO_DIRECTORY = (
     "no slot directory is named, or caching is off, so nothing can be saved or restored",
@@ -157,6 +158,7 @@ class App:
             silence_timeout=backend.silence_timeout,
             shared_npu=backend.shared_npu,
             tokenizer=_tokenizer(config),
+            learned=config.ledger_dir(os.environ, Path.home()) / LEARNED,
         )
 
     @staticmethod
@@ -261,7 +263,7 @@ class App:
 
     def _normaliser(self) -> Normaliser:
         settings = self._config.normalise
-        return Normaliser(
+        normaliser = Normaliser(
             self._book,
             self._written or Nowhere(),
             self.metrics,
@@ -271,6 +273,8 @@ class App:
             shadow=settings.mode == "shadow",
             paused=lambda: self.keeper.paused,
         )
+        normaliser.reuses = lambda: self.scheduler.board.reuses
+        return normaliser
 
     async def start(self) -> str:
         """Open the store, look at the backend, listen. Gives the URL.

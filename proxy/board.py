@@ -54,6 +54,7 @@ class Board:
         self._left: dict[bytes, Left] = {}  # by what identifies a request, the oldest first
         self._permits = 0
         self._wide = False
+        self._gone: set[int] = set()  # slots whose process went while a request had them
         self.table = SlotTable()
         self.mode = Mode.FORWARD
         self.total_slots = 0
@@ -80,6 +81,11 @@ class Board:
     def pins(self) -> bool:
         """Requests are given a slot."""
         return self.mode is not Mode.FORWARD
+
+    @property
+    def reuses(self) -> bool:
+        """An answer can go on from what a slot holds, as far as is known."""
+        return self.mode is not Mode.ROUTED or self._routing.reuse is not Reuse.NONE
 
     def admit(self, need: Need) -> tuple[Need, Kind]:
         """A request as the mode takes it, and how much it takes."""
@@ -126,6 +132,7 @@ class Board:
             there = {m: left for m, left in self._left.items() if left.slot == option.slot}
             for mark in [mark for mark, left in there.items() if not left.firm]:
                 del self._left[mark]
+            self._gone.discard(option.slot)
             expected = max(0, option.n_tokens - option.hit)
             self.table.begin(option.slot, SlotState.LEASED, self._clock(), expected)
 
@@ -154,7 +161,8 @@ class Board:
     # What slots hold
 
     def forget(self, slots: frozenset[int]) -> None:
-        """These processes are gone, and what they held with them."""
+        """These processes went, and what they held with them; also what runs there is not held."""
+        self._gone |= slots
         for row in self.table:
             if row.index in slots:
                 self.table.hold(row.index, None)
@@ -208,7 +216,7 @@ class Board:
             return before
         if before is not None and not same(before.prompt, lease.prompt):
             self.on_displaced(lease.option.slot, before)
-        if content is None:
+        if content is None or lease.option.slot in self._gone:
             return None
         costs = self._effects.costs
         costs.observe_text(lease.prompt.size, lease.prompt_n or 0)

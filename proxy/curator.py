@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from proxy.core.retention import evict, values
+from proxy.core.retention import values
 from proxy.telemetry.metrics import Cause
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from proxy.core.records import Snapshot
-    from proxy.core.retention import Limits
+    from proxy.core.retention import Limits, Worth
     from proxy.store.snapshots import SnapshotStore
     from proxy.telemetry.metrics import Metrics
     from proxy.transfer import Budget, Transfer
@@ -53,13 +53,14 @@ class Curator:
         self._transfer = transfer
         self._metrics = metrics
         self._clock = clock
-        self._valued: dict[str, float] = {}
+        self._valued: dict[str, Worth] = {}
         self._valued_at = 0.0
         self.place = place
 
     def usage(self) -> Mapping[str, Any]:
-        """Sizes in bytes; ``free`` as last looked at."""
+        """Sizes in bytes, ``free`` as last looked at; ``refused``: why the last save was."""
         used, snapshots = self._store.usage()
+        refused = self._transfer.refused
         free = self._metrics.read("disk_free_bytes")
         return {
             "path": str(self.place.path),
@@ -68,19 +69,21 @@ class Curator:
             "free": int(free["disk_free_bytes",]),
             "snapshots": snapshots,
             "keep_free": self.place.budget.keep_free,
+            "refused": str(refused) if refused else None,
+            "advice": refused.advice if refused else "",
         }
 
     async def look(self) -> None:
         """How much the disk has left now."""
         self._metrics.disk_free_bytes.set(await self._store.free_bytes())
 
-    def snapshots(self) -> Sequence[tuple[Snapshot, float]]:
-        """Those of the current fingerprint with their value, the last used first."""
+    def snapshots(self) -> Sequence[tuple[Snapshot, Worth]]:
+        """Those of the current fingerprint with what they are worth, the last used first."""
         found = sorted(self._transfer.index, key=lambda row: row.last_used, reverse=True)
         worth = self._values(frozenset(row.id for row in found))
         return [(row, worth[row.id]) for row in found]
 
-    def _values(self, ids: frozenset[str]) -> Mapping[str, float]:
+    def _values(self, ids: frozenset[str]) -> Mapping[str, Worth]:
         """Of these; they fade slowly, and working them out compares all with all."""
         now = self._clock()
         if ids != self._valued.keys() or not 0 <= now - self._valued_at < FRESH:
@@ -98,6 +101,7 @@ class Curator:
         if snapshot is None:
             return False
         self._transfer.index.replace(snapshot)
+        self._transfer.refused = None  # the next save will tell
         log.info("snapshot.pinned", snapshot=snapshot_id, pinned=pinned)
         return True
 
@@ -126,23 +130,21 @@ class Curator:
             return True
 
     async def prune(self) -> tuple[list[str], int]:
-        """Remove what the limits do not allow, and what is never restored again; ids and bytes."""
+        """Remove what is never restored again, and what the limits do not allow; ids and bytes.
+
+        The limits are those of every save, by the same rule, for the whole store.
+        """
         rows = {snapshot.id: snapshot for snapshot in self._store.all_snapshots()}
-        now, limits = self._clock(), self.place.limits
-        useless = [one for one in rows if self._store.quarantined(one)]
-        old = [row.id for row in rows.values() if now - row.last_used > limits.max_age]
-        over = evict(self._transfer.index, limits, self._transfer.costs, now)
-        found = dict.fromkeys([*useless, *old, *over])
-        gone = [one for one in found if one in rows and not rows[one].pinned]
-        await self._delete(gone, Cause.SPACE)
-        return gone, sum(rows[one].size for one in gone)
+        useless = [one for one in rows if self._store.quarantined(one) and not rows[one].pinned]
+        await self._delete(useless, Cause.SPACE)
+        over = self._transfer.over()
+        await self._delete(over, Cause.SPACE)
+        gone = [*useless, *over]
+        return gone, sum(rows[one].size for one in gone if one in rows)
 
     async def _delete(self, ids: list[str], cause: Cause) -> None:
         if not ids:
             return
         await self._store.delete(ids, cause)
-        for snapshot_id in ids:
-            self._transfer.index.remove(snapshot_id)
-        self._metrics.evicted(cause, len(ids))
-        self._transfer.gauge()
+        self._transfer.removed(ids, cause)
         log.info("snapshots.removed", cause=str(cause), count=len(ids))

@@ -21,6 +21,7 @@ from proxy.checks import engine, machine
 from proxy.checks.finding import Finding, Level
 from proxy.core.records import Mode
 from proxy.errors import SlotkeeperError
+from proxy.proof import recorded
 
 if TYPE_CHECKING:
     from proxy.backends.base import Backend, Facts, SlotView
@@ -31,6 +32,8 @@ DEFAULT_PORT = 8080
 GOOD_SLOTS = 2
 DEFAULT_SLOTS = 4  # what llama-server takes when nobody says -np, all in one pool
 NOT_TRIED = "not tried; `slotkeeper doctor --probe` does, and empties one or two idle slots"
+UNKNOWN_CLASS = "class not known; `slotkeeper doctor --probe` finds out"
+EARLIER = "a proxy found out earlier, of this very process of the server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +141,22 @@ async def _server(
         if same.level is Level.PROBLEM:
             return [found, same, engine.said(Mode.FORWARD, "states cannot be saved here")], None
         if not probe:
-            return [found, same, Finding("mode", Level.NOTE, NOT_TRIED)], None
+            return [found, same, *await _remembered(config, facts)], None
         return await _tried(backend, facts, idle, folder, [found, same], step)
     except SlotkeeperError as error:
         text = f"the server failed underneath: {error.message}"
         return [found, Finding("mode", Level.PROBLEM, text, "Look into its log.")], None
+
+
+async def _remembered(config: Config, facts: Facts) -> list[Finding]:
+    """What the store's record says of this server; else that trying it would tell."""
+    store = config.store_dir
+    known = await asyncio.to_thread(recorded, store, facts) if store else None
+    if known is None:
+        untried = Finding("mode", Level.NOTE, NOT_TRIED)
+        return [untried, Finding(engine.MEMORY, Level.NOTE, UNKNOWN_CLASS)]
+    said = engine.said(known.mode, f"{known.why} ({EARLIER})")
+    return [said, engine.memory(known.mode, known.why)]
 
 
 def _elsewhere(config: Config, ready: Mapping[str, Any]) -> Finding | None:
@@ -177,7 +191,8 @@ def _folders(config: Config, ready: Mapping[str, Any]) -> list[Finding]:
 
 def _told(ready: Mapping[str, Any], *, probe: bool) -> list[Finding]:
     """What the running proxy found out, for whom the slots are."""
-    found = [engine.said(str(ready.get("mode")), str(ready.get("why")))]
+    reached, why = str(ready.get("mode")), str(ready.get("why"))
+    found = [engine.said(reached, why), engine.memory(reached, why)]
     if not ready.get("ready"):
         found.append(Finding("proxy", Level.PROBLEM, "the running proxy is not ready"))
     if probe:

@@ -39,6 +39,9 @@ class Effects(Protocol):
     async def restore(self, slot: int, snapshot: Snapshot) -> bool:
         """Disk to slot."""
 
+    def on_disk(self, content: Content) -> Content:
+        """The content, as much of it saved as a snapshot holds now."""
+
 
 class Tasks:
     """Tasks that are kept until they are done; their errors were told where they happened."""
@@ -100,8 +103,8 @@ async def carry_out(
         table.become(option.slot, SlotState.RESTORING, clock())
         table.hold(option.slot, None)
         ok = await effects.restore(option.slot, option.snapshot)
-        found = restored(option.snapshot, lease.prompt, clock()) if ok else None
-        table.hold(option.slot, found)
+        found = restored(option.snapshot, lease.prompt, clock())  # it may be deleted by now
+        table.hold(option.slot, effects.on_disk(found) if ok else None)
         lease.reason = lease.reason if ok else Reason.COLD
 
 
@@ -132,6 +135,10 @@ class Nothing:
     async def save(self, slot: int, content: Content) -> Content:
         """Nothing is saved."""
         del slot
+        return content
+
+    def on_disk(self, content: Content) -> Content:
+        """Nothing was saved."""
         return content
 
     async def restore(self, slot: int, snapshot: Snapshot) -> bool:

@@ -20,7 +20,6 @@ from proxy.core.records import Mode, Prompt
 from proxy.core.retention import worth_saving
 from proxy.core.slots import SlotState, restored
 from proxy.errors import BackendRefusedError, SlotkeeperError
-from proxy.store.snapshots import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from proxy.board import Board
     from proxy.core.records import Snapshot
     from proxy.core.routing import Routing
-    from proxy.core.slots import Content, Slot, SlotTable
+    from proxy.core.slots import Content, Slot
     from proxy.priming import Primer
     from proxy.telemetry.metrics import Metrics
     from proxy.transfer import Transfer
@@ -57,18 +56,6 @@ class Floor(Protocol):
     board: Board
     draining: bool
     on_lost: Callable[[], None]
-
-    @property
-    def table(self) -> SlotTable:
-        """The board's."""
-
-    @property
-    def mode(self) -> Mode:
-        """The board's."""
-
-    @property
-    def total_slots(self) -> int:
-        """The board's."""
 
     def quiescent(self) -> bool:
         """No request runs or waits."""
@@ -117,36 +104,50 @@ class Saver:
         self.idle_seconds = idle_seconds
         self._prewarm = prewarm
         self._failed: dict[int, float] = {}  # slot -> when its save last came to nothing
+        self._removed: dict[int, float] = {}  # slot -> of when the content is whose snapshot went
+        transfer.on_removed = self._unsaved
 
     async def adopt(self, fingerprint: str, instance: str) -> bool:
         """The snapshots of ``fingerprint`` are in play; True if the same process had another."""
-        changed = bool(instance) and instance == self._transfer.instance
-        changed = changed and fingerprint != self._transfer.fingerprint
+        same = bool(instance) and instance == self._transfer.instance
+        changed = same and fingerprint != self._transfer.fingerprint
         await self._transfer.adopt(fingerprint, instance)
         self._failed.clear()
         return changed
 
+    def _unsaved(self) -> None:
+        """Snapshots were removed by hand: what slots had saved in them is not saved any more.
+
+        It is saved when it changed, when it is displaced, at the end; not at once, or why remove.
+        """
+        for slot in (table := self._scheduler.board.table):
+            after = self._transfer.on_disk(slot.content) if slot.content else None
+            if slot.content and after and after.n_saved < slot.content.n_saved:
+                self._removed[slot.index] = after.used
+                table.hold(slot.index, after)
+
     async def save_idle(self) -> None:
         """Save what has been idle long enough and is worth it, longest idle first."""
-        table = self._scheduler.table
+        table = self._scheduler.board.table
         for index in [slot.index for slot in sorted(table, key=lambda s: s.since)]:
             slot = table[index]  # as it is now: others were saved meanwhile
             if slot.content is not None and self._due(slot, slot.content, self._clock()):
                 await self.save(index)
 
     def _due(self, slot: Slot, content: Content, now: float) -> bool:
-        idle = now - content.used
-        if idle < self.idle_seconds or now - self._failed.get(slot.index, 0.0) < RETRY_SECONDS:
+        quiet = self._scheduler.quiescent()  # a save stops all slots while it runs
+        wait = self.idle_seconds if quiet else max(self.idle_seconds, BUSY_SECONDS)
+        if now - content.used < wait or self._removed.get(slot.index) == content.used:
             return False
-        if not self._scheduler.quiescent() and idle < BUSY_SECONDS:
-            return False  # a save stops all slots while it runs
+        if now - self._failed.get(slot.index, 0.0) < RETRY_SECONDS:
+            return False
         costs = self._transfer.costs
         return content.storable and worth_saving(content.n_tokens, content.n_saved, costs)
 
     @asynccontextmanager
     async def _held(self, index: int, state: SlotState) -> AsyncIterator[None]:
         """The slot is ours for one step; a backend that fails in it is believed in no more."""
-        table = self._scheduler.table
+        table = self._scheduler.board.table
         table.begin(index, state, self._clock())
         try:
             yield
@@ -159,7 +160,7 @@ class Saver:
 
     async def save(self, index: int) -> None:
         """Save a slot, whatever that is worth, if nobody uses it and it may be stored."""
-        table = self._scheduler.table
+        table = self._scheduler.board.table
         content = table[index].content
         if table[index].state is not SlotState.FREE or content is None or not content.storable:
             return
@@ -177,26 +178,26 @@ class Saver:
         usable = [s for s in recent if not self._transfer.barred(s.id)]
         newest = {s.conversation or s.id: s for s in reversed(usable)}
         wanted = [s for s in usable if newest[s.conversation or s.id] is s]  # one of each
-        for slot in list(self._scheduler.table):
-            if wanted and slot.index in empty and self._scheduler.mode is Mode.EXCLUSIVE:
+        for slot in list(self._scheduler.board.table):
+            if wanted and slot.index in empty and self._scheduler.board.mode is Mode.EXCLUSIVE:
                 await self._warm(slot.index, wanted.pop(0))
 
     async def _warm(self, index: int, snapshot: Snapshot) -> None:
-        table = self._scheduler.table
+        table = self._scheduler.board.table
         if table[index].state is not SlotState.FREE or table[index].content is not None:
             return
         async with self._held(index, SlotState.RESTORING):
             if await self._transfer.restore(index, snapshot):
-                owner = snapshot.conversation
-                prompt = Prompt(seed=snapshot.seed, chain=(), ends=(), size=0, conversation=owner)
-                table.hold(index, restored(snapshot, prompt, snapshot.last_used))
+                prompt = Prompt(snapshot.seed, (), (), 0, conversation=snapshot.conversation)
+                held = restored(snapshot, prompt, snapshot.last_used)
+                table.hold(index, self._transfer.on_disk(held))
                 log.info("slot.prewarmed", slot=index, tokens=snapshot.n_tokens)
 
     async def save_all(self) -> None:
         """At the end: all unsaved work, as long as the backend is there."""
         try:
-            for index in range(len(self._scheduler.table)):
-                content = self._scheduler.table[index].content
+            for index in range(len(self._scheduler.board.table)):
+                content = self._scheduler.board.table[index].content
                 if content is not None and content.n_tokens - content.n_saved > DRAIN_TOKENS:
                     await self.save(index)
         except SlotkeeperError as error:
@@ -249,13 +250,13 @@ class Keeper:
 
     def lost(self) -> None:
         """A connection broke: look at the backend now, not at the next tick."""
-        self._judged = self._judged and self._scheduler.mode is Mode.ROUTED
+        self._judged = self._judged and self._scheduler.board.mode is Mode.ROUTED
         self._wake.set()
 
     def pause(self) -> None:
         """Only forward, until ``resume``: nothing is pinned, saved, restored or proved."""
         self.paused = True
-        self._scheduler.forward(self._scheduler.total_slots)
+        self._scheduler.forward(self._scheduler.board.total_slots)
         self._say(PAUSED)
 
     def resume(self) -> None:
@@ -279,19 +280,20 @@ class Keeper:
         """One look at everything. What fails is logged and tried again at the next tick."""
         try:
             await self._look()
-            if self._saver is not None and self._scheduler.mode is Mode.EXCLUSIVE:
+            if self._saver is not None and self._scheduler.board.mode is Mode.EXCLUSIVE:
                 await self._saver.save_idle()
-            if self._primer is not None and self._scheduler.mode is Mode.ROUTED:
+            if self._primer is not None and self._scheduler.board.mode is Mode.ROUTED:
                 self._primer.look()
-        except (SlotkeeperError, StoreError, OSError) as error:
+        except (SlotkeeperError, OSError) as error:
             log.warning("keeper.step-failed", error=type(error).__name__, why=str(error))
         except Exception as error:  # a bug in one step must not end all later ones
             log.exception("keeper.fault", error=type(error).__name__)
         self._scheduler.tick()
-        self._metrics.slots(Counter(slot.state for slot in self._scheduler.table))
+        self._metrics.slots(Counter(slot.state for slot in self._scheduler.board.table))
 
     async def _look(self) -> None:
         """Which backend is this; if it is not the one that was judged, judge it."""
+        absent = self._backend.absent  # some may be back by the time they are asked
         try:
             instance = await self._backend.instance()
         except BackendRefusedError as error:
@@ -305,7 +307,7 @@ class Keeper:
         if self._instance and instance != self._instance:
             self._metrics.backend_restarts.inc()
             log.warning("backend.restarted", why="its slots are empty; snapshots will be restored")
-            self._scheduler.forward(self._scheduler.total_slots)
+            self._scheduler.forward(self._scheduler.board.total_slots)
             self._judged = False
         self._instance = instance
         self._rest = max(0, self._rest - 1)
@@ -313,11 +315,11 @@ class Keeper:
             self._say(PAUSED)
         elif not self._judged and (not self._rest or self._scheduler.quiescent()):
             await self._prove()
-        self._miss(self._backend.absent)
+        self._miss(absent, self._backend.absent)
 
-    def _miss(self, absent: frozenset[int]) -> None:
+    def _miss(self, before: frozenset[int], absent: frozenset[int]) -> None:
         """Say so when some of several processes are gone, or back; what they held is gone."""
-        self._scheduler.board.forget(absent)
+        self._scheduler.board.forget(before | absent)
         if absent != self._absent:
             self._absent = absent
             which = ", ".join(str(index) for index in sorted(absent))
@@ -339,7 +341,7 @@ class Keeper:
             self._say(Verdict(Mode.FORWARD, "the proof took too long; it will be tried again"))
         finally:
             self._scheduler.unhold()
-        if self._saver is not None and self._scheduler.mode is Mode.EXCLUSIVE:
+        if self._saver is not None and self._scheduler.board.mode is Mode.EXCLUSIVE:
             self._rest = 0
             views = await self._backend.slots()  # what others hold is not overwritten
             await self._saver.warm(frozenset(v.index for v in views if not v.n_tokens))
@@ -349,11 +351,10 @@ class Keeper:
         self.up = up
         self._metrics.backend_up.set(up)
         self._judged = False
-        why = "demands a key" if up else "does not answer"
-        advice = "set backend.key" if up else ""
+        why, advice = ("demands a key", "set backend.key") if up else ("does not answer", "")
         self._say(Verdict(Mode.FORWARD, f"the backend {why}: {error.message}", advice))
-        if self._scheduler.mode is not Mode.FORWARD:
-            self._scheduler.forward(self._scheduler.total_slots)
+        if self._scheduler.board.mode is not Mode.FORWARD:
+            self._scheduler.forward(self._scheduler.board.total_slots)
 
     async def _judge(self) -> None:
         """Find out what may be done; until then, and if in doubt, requests are only forwarded."""
@@ -395,5 +396,5 @@ class Keeper:
                 await self._scheduler.quiet()
         except TimeoutError:
             log.warning("drain.timeout", why="some answers were still running")
-        if self._saver is not None and self._scheduler.mode is Mode.EXCLUSIVE:
+        if self._saver is not None and self._scheduler.board.mode is Mode.EXCLUSIVE:
             await self._saver.save_all()

@@ -1,7 +1,8 @@
 """Conversations that were displaced are computed again while nobody waits (`core.priming`).
 
 Only before a server that saves nothing and whose model goes on from the prompt alone. At most once
-per turn of a conversation; a client's request that comes meanwhile breaks it off.
+per turn of a conversation; a client's request that comes meanwhile breaks it off. It begins anew
+after one that leaves the slot as it is (an embedding).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ log = structlog.get_logger("slotkeeper.priming")
 
 CHAT = "/v1/chat/completions"
 OK = 200
+TRIES = 3  # so often it begins: who asks every few seconds would never let it end
 
 
 class Leases(Protocol):
@@ -42,7 +44,7 @@ class Leases(Protocol):
 
     board: Board
     active: float
-    on_arrival: Callable[[Prompt], None]
+    on_arrival: Callable[[Need], None]
 
     @property
     def costs(self) -> Costs:
@@ -73,7 +75,8 @@ class Primer:
         self._clock = clock
         self._gone: dict[int, Content] = {}  # by slot
         self._task: asyncio.Task[None] | None = None
-        self._running: tuple[Content, float] | None = None  # and when it began
+        self._running: tuple[int, Content, float] | None = None  # its slot, and when it began
+        self._broken: tuple[Content, int] | None = None  # what was last broken off, how often
         leases.on_arrival = self._arrived
         leases.board.on_displaced = self._displaced
 
@@ -110,15 +113,20 @@ class Primer:
         if kept is not None:
             self._gone[slot] = kept
 
-    def _arrived(self, prompt: Prompt) -> None:
+    def _arrived(self, need: Need) -> None:
         if self._task is None or self._running is None:
             return
-        gone, began = self._running
-        if breaks_off(gone, prompt, self._leases.costs, self._clock() - began):
+        slot, gone, began = self._running
+        if breaks_off(gone, need.prompt, self._leases.costs, self._clock() - began):
+            self._running = None  # whoever comes next finds it broken off
             self._task.cancel()
+            before = self._broken[1] if self._broken and self._broken[0] is gone else 0
+            self._broken = gone, before + 1
+            if need.beside and before + 1 < TRIES:
+                self._displaced(slot, gone)
 
     def _begin(self, slot: int, gone: Content, sent: bytes) -> None:
-        self._running = gone, self._clock()
+        self._running = slot, gone, self._clock()
         run = self._run(slot, gone.prompt, sent)
         self._task = asyncio.get_running_loop().create_task(run, name="priming")
         self._task.add_done_callback(self._ended)

@@ -14,6 +14,8 @@ import orjson
 from proxy.backends.base import Verdict
 from proxy.backends.probe import probe
 from proxy.core.records import Mode
+from proxy.store.catalogue import peek
+from proxy.store.shelf import CATALOGUE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,9 +43,7 @@ class Proof:
 
         Raises what the backend raises when it goes away in the middle.
         """
-        # LoRA adapters can be changed in a running server, and with them what its states are
-        identity = orjson.dumps(facts.identity, option=orjson.OPT_SORT_KEYS, default=dict)
-        key = f"{facts.instance}-{blake2b(identity, digest_size=8).hexdigest()}"
+        key = _key(facts)
         if facts.instance:
             row = await self._store.get(KIND, key)
             known = _from_row(row) if row else None
@@ -61,6 +61,20 @@ class Proof:
         if facts.instance and verdict.mode is Mode.EXCLUSIVE:
             await self._store.put(KIND, key, _as_row(verdict))
         return verdict
+
+
+def recorded(store: Path, facts: Facts) -> Verdict | None:
+    """What a proxy that does not run now proved of this very process; ``store`` is only read."""
+    if not facts.instance:
+        return None
+    row = peek(store / CATALOGUE, KIND, _key(facts))
+    return _from_row(row) if row else None
+
+
+def _key(facts: Facts) -> str:
+    """LoRA adapters can be changed in a running server, and with them what its states are."""
+    identity = orjson.dumps(facts.identity, option=orjson.OPT_SORT_KEYS, default=dict)
+    return f"{facts.instance}-{blake2b(identity, digest_size=8).hexdigest()}"
 
 
 def _as_row(verdict: Verdict) -> dict[str, object]:

@@ -86,7 +86,7 @@ class Scheduler:
         self.draining = False
         self.active = 0.0  # when a request last came or ended
         self.on_lost: Callable[[], None] = lambda: None
-        self.on_arrival: Callable[[Prompt], None] = lambda _: None
+        self.on_arrival: Callable[[Need], None] = lambda _: None
 
     def __repr__(self) -> str:  # answers the operator's question in one line
         counts = f"[{len(self._queue)} queued | {len(self._running)} running]"
@@ -221,7 +221,7 @@ class Scheduler:
         self._queue.append(waiter)
         self._pump()
         if not need.idle:
-            self.on_arrival(need.prompt)
+            self.on_arrival(waiter.need)
         return waiter
 
     async def _resolve(self, waiter: Waiter) -> None:
@@ -296,7 +296,7 @@ class Scheduler:
         except Exception as error:  # rule 10: a fault in weighing costs time only
             self._metrics.fault(Where.PLACEMENT)
             log.exception("placement.fault", error=type(error).__name__)
-            return any_start(self._queue, engine)
+            return any_start(self._queue, engine, now)
 
     def _release(self, kind: Kind, slot: int) -> None:
         self.board.release(kind, slot)

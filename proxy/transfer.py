@@ -8,6 +8,7 @@ Both are called only while the caller owns the slot (state saving or restoring).
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ import structlog
 
 from proxy.core.costs import Costs
 from proxy.core.prefix import PrefixIndex
-from proxy.core.retention import evict, fits, superseded
+from proxy.core.retention import Refusal, overflow, superseded, unroomy
 from proxy.errors import (
     BackendRefusedError,
     BackendTimeoutError,
@@ -83,6 +84,8 @@ class Transfer:
         self.index = PrefixIndex()
         self.costs = Costs()
         self.ineffective = 0
+        self.refused: Refusal | None = None  # why the last save was not made
+        self.on_removed: Callable[[], None] = lambda: None  # see ``removed``
 
     @property
     def retired(self) -> bool:
@@ -139,7 +142,7 @@ class Transfer:
         Raises only ``BackendUnreachableError``: all else is counted, logged and costs time only.
         """
         try:
-            return await self._save(slot, content)
+            return self.on_disk(await self._save(slot, content))
         except SlotkeeperError:
             raise
         except Exception as error:  # rule 10: no fault of the cache fails a request
@@ -148,10 +151,10 @@ class Transfer:
             return content
 
     async def _save(self, slot: int, content: Content) -> Content:
-        refusal = await self._room(content)
-        if refusal:
+        self.refused = await self._room(content)
+        if self.refused:
             self._metrics.saved(Outcome.REFUSED)
-            log.info("save.refused", slot=slot, why=refusal)
+            log.info("save.refused", slot=slot, why=str(self.refused))
             return content
         name = self._store.staging_name()
         try:
@@ -169,9 +172,7 @@ class Transfer:
             return content
         self.index.add(snapshot)
         await self._delete(superseded(snapshot, self.index), Cause.SUPERSEDED)
-        kept = frozenset({snapshot.id})
-        over = evict(self.index, self.limits, self.costs, self._clock(), keep=kept)
-        await self._delete(over, Cause.SPACE)
+        await self._delete(self.over(keep=frozenset({snapshot.id})), Cause.SPACE)
         self.gauge()
         return replace(
             content,
@@ -181,28 +182,29 @@ class Transfer:
             n_prompt=min(content.n_prompt, snapshot.n_tokens),
         )
 
-    async def _room(self, content: Content) -> str:
-        """Make room for one more state; why it cannot be had, or ``""``."""
+    async def _room(self, content: Content) -> Refusal | None:
+        """Make room for one more state; why it cannot be had."""
         if content.prompt.conversation in self._forgotten:
-            return "forgotten"
+            return Refusal.FORGOTTEN
         size = self.costs.size(content.n_tokens)
         now = self._clock()
         if now - self._written_day >= DAY:
             self._written_day, self._written = now, 0
         if self._written + size > self.budget.daily:
-            return "write-budget"
-        pinned = sum(s.size for s in self._store.all_snapshots() if s.pinned)
-        if not fits(self.limits, pinned + size):
-            return "too-large"
-        await self._delete(self._foreign(size), Cause.SPACE)
-        await self._delete(
-            evict(self.index, self.limits, self.costs, now, incoming=size), Cause.SPACE
-        )
+            return Refusal.WRITE_BUDGET
+        if refusal := unroomy(self.limits, self._store.all_snapshots(), size):
+            return refusal
+        await self._delete(self.over(size), Cause.SPACE)
         try:
             free = await self._free()
         except OSError:
-            return "no-directory"
-        return "disk-full" if free - size < self.budget.keep_free else ""
+            return Refusal.NO_DIRECTORY
+        return Refusal.DISK_FULL if free - size < self.budget.keep_free else None
+
+    def over(self, incoming: int = 0, keep: frozenset[str] = frozenset()) -> list[str]:
+        """Ids of what the limits do not allow, in all the store, once ``incoming`` bytes came."""
+        others = [s for s in self._store.all_snapshots() if s.fingerprint != self.fingerprint]
+        return overflow(self.index, others, self.limits, self.costs, self._clock(), incoming, keep)
 
     async def _free(self) -> int:
         """Bytes the file system has left. Raises ``OSError``."""
@@ -210,21 +212,12 @@ class Transfer:
         self._metrics.disk_free_bytes.set(free)
         return free
 
-    def _foreign(self, incoming: int) -> list[str]:
-        """Snapshots of other fingerprints that are too old, or in the way: they go before ours."""
-        foreign = (s for s in self._store.all_snapshots() if s.fingerprint != self.fingerprint)
-        others = [s for s in foreign if not s.pinned]
-        others.sort(key=lambda s: s.last_used)
-        size, files = self._store.usage()
-        oldest = self._clock() - self.limits.max_age
-        gone: list[str] = []
-        for other in others:
-            full = size + incoming > self.limits.max_bytes or files >= self.limits.max_files
-            if not full and other.last_used >= oldest:
-                break
-            gone.append(other.id)
-            size, files = size - other.size, files - 1
-        return gone
+    def on_disk(self, content: Content) -> Content:
+        """The content, as much of it saved as a snapshot holds now."""
+        if not content.n_saved:
+            return content
+        held = self.index.ranked(content.prompt.seed, content.tokens or array("i"), 1)
+        return replace(content, n_saved=min(content.n_saved, held[0][1] if held else 0))
 
     async def _publish(self, slot: int, name: str, content: Content) -> Snapshot:
         started = self._clock()
@@ -262,13 +255,24 @@ class Transfer:
             return 0
         self._forgotten.add(conversation)
         ids = [s.id for s in self._store.all_snapshots() if s.conversation == conversation]
-        for snapshot_id in ids:
+        for snapshot_id in ids:  # nothing of it is used, even if the disk refuses
             self.index.remove(snapshot_id)
         if ids:
             await self._store.delete(ids, Cause.FORGOTTEN)
-            self._metrics.evicted(Cause.FORGOTTEN, len(ids))
-            self.gauge()
+            self.removed(ids, Cause.FORGOTTEN)
         return len(ids)
+
+    def removed(self, ids: list[str], cause: Cause) -> None:
+        """These were deleted by hand: slots are not saved in them any more (``on_removed``).
+
+        What a save deletes for room is not told: saved again it would push out what is worth more.
+        """
+        for snapshot_id in ids:
+            self.index.remove(snapshot_id)
+        self.refused = None
+        self._metrics.evicted(cause, len(ids))
+        self.gauge()
+        self.on_removed()
 
     async def _delete(self, ids: list[str], cause: Cause) -> None:
         removed = [self.index.remove(snapshot_id) for snapshot_id in ids]
@@ -318,6 +322,7 @@ class Transfer:
         except (StageError, StoreError, OSError) as error:
             if isinstance(error, StageError):
                 self.index.remove(snapshot.id)
+                self.on_removed()
             self._metrics.restored(Outcome.FAILED)
             log.warning("restore.unverified", snapshot=snapshot.id, why=str(error))
             return False

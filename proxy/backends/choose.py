@@ -15,6 +15,7 @@ import structlog
 from proxy.backends.base import Backend, Facts, SlotView, StateIO, Upstream
 from proxy.backends.fastflowlm import FastFlowLM
 from proxy.backends.flm_lane import Lane
+from proxy.backends.flm_scribe import Scribe
 from proxy.backends.llama_server import LlamaServer
 from proxy.backends.openai_compatible import OpenAICompatible
 from proxy.backends.pool import Pool
@@ -47,17 +48,19 @@ def build(
     silence_timeout: float,
     shared_npu: bool = True,
     tokenizer: Path | None = None,
+    learned: Path | None = None,
 ) -> Backend:
     """The driver of that ``kind``; of ``"auto"`` one that finds out. Timeouts in seconds.
 
     ``shared_npu``: several FastFlowLM at ``urls`` have one NPU between them. ``tokenizer``: the
-    model's tokenizer.json, where the server cannot count.
+    model's tokenizer.json, where the server cannot count. ``learned``: the file that keeps what a
+    driver learns of models.
     """
     times = _Times(connect_timeout=connect_timeout, silence_timeout=silence_timeout)
-    lane = Lane() if shared_npu else None
+    lane, scribe = Lane() if shared_npu else None, Scribe(learned)
     several = len(urls) > 1
     one: dict[str, Callable[[str], Backend]] = {
-        FLM: lambda url: FastFlowLM(url, lane=lane, tokenizer=tokenizer, **times),
+        FLM: lambda url: FastFlowLM(url, lane=lane, tokenizer=tokenizer, scribe=scribe, **times),
         OTHER: lambda url: OpenAICompatible(url, key=key, **times),
     }
     if not several:

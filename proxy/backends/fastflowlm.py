@@ -25,6 +25,7 @@ from proxy.backends.flm_models import Memory as Kind
 from proxy.backends.flm_models import goes_on_from_answer, memory, primes
 from proxy.backends.flm_orphans import Orphans, Visit
 from proxy.backends.flm_pace import Pace
+from proxy.backends.flm_scribe import Scribe
 from proxy.backends.flm_window import Window
 from proxy.backends.flm_work import CHAT, FORGETTING, JSON, Release, Work, flush, prepare
 from proxy.backends.transport import OWNER, WHOLE, Headers, Transport
@@ -65,11 +66,13 @@ class FastFlowLM(Undriven):
         lane: Lane | None = None,
         tokenizer: Path | None = None,
         model: str = "",
+        scribe: Scribe | None = None,
     ) -> None:
         """It asks for no key, and none is sent: its header limit is small.
 
         ``lane``: of all processes on one NPU. ``tokenizer``: the model's tokenizer.json, for
-        prompts that may be too long. ``model``: the tag it was started with; else an answer tells.
+        prompts that may be too long, and tool arguments as they were written. ``model``: the tag
+        it was started with; else an answer tells. ``scribe``: shared with other processes.
         """
         self._transport = Transport(
             url, connect_timeout=connect_timeout, silence_timeout=silence_timeout
@@ -81,7 +84,8 @@ class FastFlowLM(Undriven):
         self._running: dict[str, Running] = {}  # by the name that cancels it
         self._orphans = Orphans(self._spawn, self._cancel)
         self._asked: Counter[bytes] = Counter()  # requests that wait for the lane, by their keys
-        self._memory = Memory()
+        self._scribe = scribe or Scribe()
+        self._memory = Memory(spellings=self._scribe.spellings)
         self._window = Window(tokenizer)
         self._pace = Pace()
         self._advice = Advice()
@@ -125,6 +129,7 @@ class FastFlowLM(Undriven):
             self._version = tuple(map(int, re.findall(r"\d+", version["version"])[:3]))
         except (LookupError, TypeError) as error:
             raise flm_wire.broken("/api/version, /v1/models") from error
+        await self._scribe.open()
         self._loaded = self._pinned
         self._memory.cache = cache_of(self._version)
         self._advice.release(self._memory.cache)
@@ -301,10 +306,7 @@ class FastFlowLM(Undriven):
             if work.path in FORGETTING:
                 self._memory.lost()
             return
-        if work.blind:
-            self._advice.once(Hint.BLIND, work.model)
-        if work.unread:
-            self._advice.once(Hint.UNREAD, ", ".join(work.unread))
+        self._advice.request(work, self._memory)
         if self._memory.flush_before(work.prompt):
             await self._flush()
         self._memory.spellings.sent(work.spelled)
@@ -357,9 +359,10 @@ class FastFlowLM(Undriven):
         kind = memory(self._loaded, think=work.think)
         if self._memory.expected and not timings["cache_n"] and kind is Kind.PROMPT:
             self._advice.once(Hint.MISSED, self._loaded)
+        self._scribe.spellings.last = self._loaded
         if goes_on_from_answer(self._loaded, think=work.think):
-            repeated, hit = self._memory.repeated, bool(timings["cache_n"])
-            self._memory.spellings.judge(self._loaded, repeated, hit=hit)
+            await self._scribe.heard(self._memory, self._window, prompt, repair.message, timings)
+        await self._scribe.keep()
         self._memory.ended(prompt, repair.message, total)
         await self._window.told(prompt, total)
 

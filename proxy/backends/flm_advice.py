@@ -7,7 +7,8 @@ from enum import StrEnum
 import aiohttp
 import structlog
 
-from proxy.backends.flm_memory import Cache
+from proxy.backends.flm_memory import Cache, Memory
+from proxy.backends.flm_work import Work
 
 log = structlog.get_logger("slotkeeper.fastflowlm")
 
@@ -24,6 +25,10 @@ class Hint(StrEnum):
     )
     BLIND = "this model's template shows no tools, so they are not sent: they only spoil the cache"
     UNREAD = "the server does not read these fields; answers are not what they ask for"
+    SINGLE = (
+        "requests of one question each begin alike, and the server reuses nothing of that: it goes "
+        "on from a whole conversation only, in a request of more than two messages"
+    )
     MISSED = (
         "a turn that should have been found in the cache was not: its template may be an old one; "
         "'flm check' tells, 'flm pull MODEL' fetches the repaired one"
@@ -56,6 +61,17 @@ class Advice:
         """What is to be said of this release."""
         if cache is not Cache.WHOLE:
             self.once(Hint.STATELESS if cache is Cache.NONE else Hint.LEGACY)
+
+    def request(self, work: Work, memory: Memory) -> None:
+        """What is to be said of a request, before it is sent; ``memory``: of those before."""
+        if work.blind:
+            self.once(Hint.BLIND, work.model)
+        if work.unread:
+            self.once(Hint.UNREAD, ", ".join(work.unread))
+        if memory.last is None or work.prompt is None or memory.cache is Cache.NONE:
+            return
+        if work.prompt.begins_as(memory.last):
+            self.once(Hint.SINGLE)
 
     def failed(self, error: Exception) -> None:
         """What is to be said of a failure: here, of a connection that was taken, then closed."""

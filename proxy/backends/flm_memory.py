@@ -62,6 +62,15 @@ class Prompt:
         count = len(older.messages)
         return len(self.messages) > count and self.messages[:count] == older.messages
 
+    def begins_as(self, older: Prompt) -> bool:
+        """Whether they are two questions behind one system text, and nothing more."""
+        return (
+            len(self.messages) == len(older.messages) == _MISSES
+            and self.messages[0] == older.messages[0]
+            and self.messages[0]["role"] == "system"
+            and self.messages != older.messages
+        )
+
     def replaces(self, older: Prompt) -> bool:
         """Whether it asks something else in place of the last message of ``older``."""
         shared = older.messages[:-1]

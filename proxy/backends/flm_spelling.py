@@ -1,9 +1,10 @@
-"""Tool arguments as the model wrote them, learned by what the server finds again (3.3).
+"""Tool arguments as the model wrote them (fastflowlm.md 3.3).
 
 FastFlowLM tells them with sorted keys and no blanks. A model that goes on from what it generated
-needs its own text back. How a model writes is guessed first: most saw a blank behind each colon
-and comma, and the keys in the order of the tool's schema. Whether the guess was right, the next
-step of a tool loop shows. The value stays the same; a wrong guess costs what no guess would. Pure.
+needs its own text back. How it wrote is known from how many tokens it took, where the model's
+tokenizer is at hand (``flm_scribe``). Else it is guessed: most models saw a blank behind each colon
+and comma, and the keys in the order of the tool's schema; whether that was right, the next step of
+a tool loop shows. The value stays the same; a wrong guess costs what no guess would. Pure.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from enum import StrEnum
 from hashlib import blake2b
 from typing import Any
 
+import orjson
+
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]|[:,]|[^"\[\]{}:,]+')
 _OPEN, _CLOSED = "[{", "]}"
 _DIGEST = 16
 _MOST = 3  # how much a spelling can be ahead or behind: a model may be exchanged
+_DOUBTED = 6  # misses in a row, as told, after which another spelling is tried again
 _CALLS = 20_000  # whose spelling is remembered
+_MODELS = 100
 
 
 class Spelling(StrEnum):
@@ -37,22 +42,77 @@ AS_TOLD: Alike = frozenset({Spelling.TOLD})
 
 
 @dataclass(slots=True)
+class Habit:
+    """How one model writes, as far as its answers were found again.
+
+    A model may write now so, now so. As told is what goes out without a proxy, and the proxy may
+    not do worse. So once that was found, another spelling must have earned its ``credit``: finds
+    that as told would have missed, less its own misses. ``doubt``: misses as told, in a row.
+    """
+
+    marks: dict[Spelling, int] = field(default_factory=lambda: dict.fromkeys(Spelling, 0))
+    credit: int = 1
+    found: bool = False  # as told, ever
+    doubt: int = 0
+    trust: int = 1
+
+    def guess(self, counted: Alike) -> Spelling:
+        """Of those: one that was found again is ahead; if all have failed, it is as told."""
+        possible = counted if self.trust >= 0 else ALL
+        best = max(self.marks[one] for one in possible)
+        leading = [one for one in Spelling if one in possible and self.marks[one] == best]
+        if Spelling.TOLD not in possible or self._may(leading[0], best):
+            return leading[0]
+        return Spelling.TOLD
+
+    def _may(self, one: Spelling, mark: int) -> bool:
+        """Whether it may go out in place of the call as told."""
+        if mark < 0 and self.marks[Spelling.TOLD] == mark:
+            return False
+        new = mark >= 0 and not self.found
+        return one is Spelling.TOLD or new or self.credit > 0 or self.doubt >= _DOUBTED
+
+    def judge(self, alike: Alike, counted: Alike, *, hit: bool) -> None:
+        """An answer went out like that, and was found again or not.
+
+        A hit is for all spellings that would have given the same text, and against the others; a
+        miss is against the former, and says nothing of the others.
+        """
+        for one, mark in self.marks.items():
+            if one in alike:
+                self.marks[one] = min(mark + 1, _MOST) if hit else max(mark - 1, -_MOST)
+            elif hit:
+                self.marks[one] = min(mark, max(mark - 1, -1))  # it never failed itself
+        if counted != ALL and (hit or alike & counted):
+            right = hit and bool(alike & counted)
+            self.trust = max(-_MOST, min(self.trust + (1 if right else -1), _MOST))
+        if Spelling.TOLD in alike:
+            self.found = self.found or hit
+            self.doubt = 0 if hit else min(self.doubt + 1, _DOUBTED)
+        elif hit:
+            self.credit = min(self.credit + 1, _MOST)
+        elif self.credit:
+            self.credit -= 1
+        else:
+            self.doubt = 0  # that was the try
+
+
+@dataclass(slots=True)
 class Spellings:
-    """What was sent for each call, and how far each spelling proved right, by model.
+    """What was sent for each call, and how each model writes; ``last``: the model heard last.
 
     What went out for a call stays with it, whatever is learned later: another text for it would
     cost the prefix that holds it.
     """
 
     _sent: dict[bytes, Alike] = field(default_factory=dict)  # the oldest use first
-    _marks: dict[str, dict[Spelling, int]] = field(default_factory=dict)
+    _possible: dict[bytes, Alike] = field(default_factory=dict)  # of calls that were counted
+    _habits: dict[str, Habit] = field(default_factory=dict)
+    last: str = ""
 
-    def guess(self, model: str) -> Spelling:
-        """For new calls. One that was found again is ahead; if all have failed, it is as told."""
-        marks = self._marks.get(model, {})
-        best = max(marks.values(), default=0)
-        leading = [one for one in Spelling if marks.get(one, 0) == best]
-        return Spelling.TOLD if best < 0 and Spelling.TOLD in leading else leading[0]
+    def guess(self, model: str, mark: bytes = b"") -> Spelling:
+        """For a call that is new (``mark_of`` it)."""
+        return self._habits.get(model, Habit()).guess(self._possible.get(mark, ALL))
 
     def of(self, mark: bytes) -> Alike | None:
         """How a call (``mark_of``) went out before; None: it is a new one."""
@@ -60,27 +120,59 @@ class Spellings:
 
     def sent(self, calls: Mapping[bytes, Alike]) -> None:
         """These go out now."""
-        for mark, alike in calls.items():
-            self._sent.pop(mark, None)
-            self._sent[mark] = alike
-        for mark in list(self._sent)[: max(0, len(self._sent) - _CALLS)]:
-            del self._sent[mark]
+        _remember(self._sent, calls)
+
+    def counted(self, calls: Iterable[Mapping[str, Any]], possible: Alike) -> None:
+        """An answer with ``calls`` took as many tokens as these spellings of them do."""
+        _remember(self._possible, {mark_of(call): possible for call in calls})
 
     def judge(self, model: str, calls: Iterable[Mapping[str, Any]], *, hit: bool) -> None:
-        """Whether an answer with ``calls``, as told, was found again in what was sent for it.
-
-        A hit is for all spellings that would have given the same text, and against the others;
-        a miss is against the former, and says nothing of the others.
-        """
-        alike = ALL.intersection(*(self._sent.get(mark_of(call), ()) for call in calls))
+        """Whether an answer with ``calls``, as told, was found again in what was sent for it."""
+        marks = [mark_of(call) for call in calls]
+        alike = ALL.intersection(*(self._sent.get(mark, ()) for mark in marks))
+        counted = ALL.intersection(*(self._possible.get(mark, ALL) for mark in marks))
         if not alike or alike == ALL:
             return  # not sent as they were told, or it made no difference
-        marks = self._marks.setdefault(model, dict.fromkeys(Spelling, 0))
-        for one, mark in marks.items():
-            if one in alike:
-                marks[one] = min(mark + 1, _MOST) if hit else max(mark - 1, -_MOST)
-            elif hit:
-                marks[one] = min(mark, max(mark - 1, -1))  # it never failed itself
+        if model in self._habits or len(self._habits) < _MODELS:
+            self._habits.setdefault(model, Habit()).judge(alike, counted, hit=hit)
+
+    def habits(self) -> bytes:
+        """What is known of models, for the next start; nothing of what was said."""
+        models = {
+            model: {
+                "marks": [habit.marks[one] for one in Spelling],
+                "credit": habit.credit,
+                "found": habit.found,
+                "doubt": habit.doubt,
+                "trust": habit.trust,
+            }
+            for model, habit in self._habits.items()
+        }
+        return orjson.dumps({"last": self.last, "models": models})
+
+    def recall(self, habits: bytes) -> None:
+        """Go on from ``habits``. Raises ``ValueError`` for anything else."""
+        try:
+            told = orjson.loads(habits)
+            known = {model: _habit(row) for model, row in told["models"].items()}
+            self.last = str(told["last"])
+        except (AttributeError, LookupError, TypeError) as error:
+            raise ValueError("not what was learned of models") from error
+        self._habits = known
+
+
+def _habit(row: Mapping[str, Any]) -> Habit:
+    marks = dict(zip(Spelling, map(int, row["marks"]), strict=True))
+    credit, doubt, trust = (int(row[name]) for name in ("credit", "doubt", "trust"))
+    return Habit(marks, credit, bool(row["found"]), doubt, trust)
+
+
+def _remember(known: dict[bytes, Alike], new: Mapping[bytes, Alike]) -> None:
+    for mark, alike in new.items():
+        known.pop(mark, None)
+        known[mark] = alike
+    for mark in list(known)[: max(0, len(known) - _CALLS)]:
+        del known[mark]
 
 
 def mark_of(call: Mapping[str, Any]) -> bytes:
@@ -109,18 +201,19 @@ def replayed(
     messages: Sequence[dict[str, Any]],
     orders: Mapping[str, Sequence[str]],
     spellings: Spellings,
-    guess: Spelling | None,
+    model: str | None,
 ) -> tuple[list[dict[str, Any]], dict[bytes, Alike]]:
     """Messages with their tool calls as they go out, and how each call is spelled there.
 
-    As it went out before, else by ``guess``; None: it makes no difference, so it stays as told.
+    As it went out before, else as ``model`` is thought to have written it; None: it makes no
+    difference, so it stays as told.
     """
     sent: list[dict[str, Any]] = []
     spelled: dict[bytes, Alike] = {}
     for message in messages:
         calls = message.get("tool_calls")
         if message["role"] == "assistant" and calls:
-            made = [_replayed(call, orders, spellings, guess) for call in calls]
+            made = [_replayed(call, orders, spellings, model) for call in calls]
             spelled |= {mark_of(c): how for c, (_, how) in zip(calls, made, strict=True) if how}
             sent.append({**message, "tool_calls": [call for call, _ in made]})
         else:
@@ -129,20 +222,41 @@ def replayed(
 
 
 def _replayed(
-    call: Any, orders: Mapping[str, Sequence[str]], spellings: Spellings, guess: Spelling | None
+    call: Any, orders: Mapping[str, Sequence[str]], spellings: Spellings, model: str | None
 ) -> tuple[Any, Alike]:
     """The call, and which spellings are alike; none where there is no text of arguments."""
     function = call.get("function") if isinstance(call, dict) else None
     text = function.get("arguments") if isinstance(function, dict) else None
     if not isinstance(text, str) or not isinstance(function, dict):
         return call, frozenset()
-    how = spellings.of(mark_of(call)) or (AS_TOLD if guess is None else frozenset())
+    mark = mark_of(call)
+    how = spellings.of(mark) or (AS_TOLD if model is None else frozenset())
     if Spelling.TOLD in how:
         return call, how
     texts = _texts(text, orders.get(str(function.get("name")), ()))
-    if guess is not None and not how:
+    if model is not None and not how:
+        guess = spellings.guess(model, mark)
         how = frozenset(one for one in Spelling if texts[one] == texts[guess])
     return {**call, "function": {**function, "arguments": texts[min(how)]}}, how
+
+
+def written(calls: Sequence[Any], orders: Mapping[str, Sequence[str]]) -> dict[Spelling, list[str]]:
+    """The text a model generates for each of ``calls``, by spelling; empty if one is no call.
+
+    In the form that the templates of Qwen's families show, which are all that go on from their own
+    text and are shown tools, gemma4 apart.
+    """
+    found: dict[Spelling, list[str]] = {one: [] for one in Spelling}
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+            return {}
+        name = orjson.dumps(str(function.get("name"))).decode()
+        texts = _texts(function["arguments"], orders.get(str(function.get("name")), ()))
+        for one, text in texts.items():
+            call_text = f'{{"name": {name}, "arguments": {text}}}'
+            found[one].append(f"<tool_call>\n{call_text}\n</tool_call>")
+    return found
 
 
 def _texts(text: str, order: Sequence[str]) -> dict[Spelling, str]:

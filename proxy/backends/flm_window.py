@@ -84,10 +84,16 @@ class Window:
     async def _count(self, texts: Sequence[str], *, words: bool = False) -> int:
         if self._path is None or words:
             return sum(len(_WORD.findall(text)) for text in texts)
+        return sum(await self.counts(texts))
+
+    async def counts(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text by the tokenizer; empty without one, or if it proved another's."""
+        if self._path is None:
+            return []
         if self._encoder is None:
             self._encoder = await asyncio.to_thread(Tokenizer.from_file, str(self._path))
         encoded = await self._encoder.async_encode_batch_fast(list(texts), add_special_tokens=False)
-        return sum(len(one.ids) for one in encoded)
+        return [len(one.ids) for one in encoded]
 
 
 def _text(message: dict[str, Any]) -> str:

@@ -122,11 +122,14 @@ def _chat(
 
 
 def _spelled(sent: dict[str, Any], tag: str, memory: Memory) -> dict[bytes, Alike]:
-    """Write its tool calls as the model did; how, for each."""
+    """Write its tool calls as the model did; how, for each.
+
+    Before the first answer it is not known which is loaded: most likely the one it was before.
+    """
+    tag = tag or memory.spellings.last
     exact = goes_on_from_answer(tag, think=sent.get("think") is True)
-    guess = memory.spellings.guess(tag) if exact else None
-    orders = schema_orders(sent.get("tools"))
-    sent["messages"], how = replayed(sent["messages"], orders, memory.spellings, guess)
+    orders, writer = schema_orders(sent.get("tools")), tag if exact else None
+    sent["messages"], how = replayed(sent["messages"], orders, memory.spellings, writer)
     return how
 
 

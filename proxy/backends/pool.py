@@ -1,7 +1,11 @@
 """Several servers of one kind as one backend.
 
-Of servers that hold one conversation each, every process is a slot: the lease says which. Of others
-the pool chooses by itself: the one that served the conversation last, else the least busy.
+Of servers that hold one conversation each, every process is a slot: the lease says which. Of
+others the pool chooses by itself: the one that served the conversation last, else the least busy.
+
+A request that meets a dead server goes to another, once, if that can do no harm: it was never
+taken, or only asks, or is a client's with the lease of a slot, which leaves nothing behind but a
+cache. (The proxy's own work, which fills a slot's cache, is of no use elsewhere.)
 """
 
 from __future__ import annotations
@@ -9,15 +13,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import replace
 from typing import TypeVar
 
+import aiohttp
 import orjson
 import structlog
 
 from proxy.backends.base import Backend, Facts, Upstream
-from proxy.backends.transport import Headers
+from proxy.backends.transport import OWNER, Headers
 from proxy.backends.undriven import Undriven
 from proxy.core.sticky import Sticky, landmarks
 from proxy.errors import BackendUnreachableError, SlotkeeperError
@@ -38,7 +48,10 @@ class Pool(Undriven):
         self._serial = serial
         self._busy: Counter[int] = Counter()
         self._sticky = Sticky()
+        self._used: Counter[int] = Counter()  # when last: the larger, the later
         self._absent: frozenset[int] = frozenset()
+        self._closed = False
+        self.moved = 0  # requests that another server answered than the one they were for
 
     @property
     def absent(self) -> frozenset[int]:
@@ -70,17 +83,50 @@ class Pool(Undriven):
         body: bytes | AsyncIterator[bytes] | None,
         slot: int | None,
     ) -> AsyncIterator[Upstream]:
+        """Once more with another server if this one turns out to be gone before it answered."""
         index = self._choose(body) if slot is None else slot
+        async with AsyncExitStack() as stack:
+            try:
+                at = self._at(index, method, target, headers, body)
+                upstream = await stack.enter_async_context(at)
+            except BackendUnreachableError as error:
+                computes = slot is not None and any(name == OWNER for name, _ in headers)
+                once = not (method == "GET" or computes or _refused(error))
+                if once or isinstance(body, AsyncIterator) or (other := self._other(index)) is None:
+                    raise
+                at = self._at(other, method, target, headers, body)
+                upstream = await stack.enter_async_context(at)
+            yield upstream
+
+    @asynccontextmanager
+    async def _at(
+        self,
+        index: int,
+        method: str,
+        target: str,
+        headers: Headers,
+        body: bytes | AsyncIterator[bytes] | None,
+    ) -> AsyncIterator[Upstream]:
         self._busy[index] += 1
-        sending = self._drivers[index].send(method, target, headers, body)
+        self._used[index] = max(self._used.values(), default=0) + 1
         try:
-            async with sending as upstream:
+            async with self._drivers[index].send(method, target, headers, body) as upstream:
                 yield upstream
         except BackendUnreachableError:
             self._absent |= {index}  # until it is looked at again
             raise
         finally:
             self._busy[index] -= 1
+
+    def _other(self, index: int) -> int | None:
+        """Who answers in its place: nobody, when there is nobody or all are being closed."""
+        others = [one for one in self._here() if one != index]
+        if self._closed or not others:
+            return None
+        other = min(others, key=lambda one: (self._busy[one], self._used[one]))
+        self.moved += 1
+        log.warning("pool.moved", process=index, to=other, times=self.moved)
+        return other
 
     async def facts(self) -> Facts:
         """Those of the first that is there, as many slots as all have. Raises when none is."""
@@ -108,6 +154,7 @@ class Pool(Undriven):
 
     async def close(self) -> None:
         """Close all connections."""
+        self._closed = True
         await asyncio.gather(*(driver.close() for driver in self._drivers))
 
     async def _ask(self, question: Callable[[Backend], Awaitable[T]]) -> dict[int, T]:
@@ -141,6 +188,13 @@ class Pool(Undriven):
         index = known if known is not None and known in here else least
         self._sticky.put(marks, index)
         return index
+
+
+def _refused(error: BackendUnreachableError) -> bool:
+    """Nobody took the connection, so nothing was done."""
+    return isinstance(
+        error.__cause__, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
+    )
 
 
 def _marks(body: bytes | AsyncIterator[bytes] | None) -> Sequence[bytes]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from proxy import words
 from proxy.backends.base import Backend, Facts, SlotView, Verdict
 from proxy.backends.probe import VOCABULARY_USED
 from proxy.backends.probe import probe as prove
@@ -27,6 +28,7 @@ MORE_TOKENS = 8
 SAVE_SECONDS = 30.0  # a save of an idle slot that takes longer met a request (llama-server.md 0.10)
 BATCH_SECONDS = 3.0  # other slots stand still for a batch (DESIGN.md, Placement)
 BATCHES = (256, 512, 1024, 2048)
+MEMORY = "memory"
 WINDOW = "sliding-window or hybrid"
 
 
@@ -95,7 +97,7 @@ async def mode(
     """What the proxy's own proof says. The one or two slots it uses are empty afterwards."""
     slots = tuple(view.index for view in sorted(idle, key=lambda view: view.id_task or -1))[:2]
     verdict = await prove(backend, slot_dir=folder, slots=slots, facts=facts, files=Unkept())
-    return verdict, [said(verdict.mode, verdict.why), *_memory(verdict)]
+    return verdict, [said(verdict.mode, verdict.why), memory(verdict.mode, verdict.why)]
 
 
 def said(reached: str, why: str) -> Finding:
@@ -106,14 +108,15 @@ def said(reached: str, why: str) -> Finding:
     return Finding("mode", level, f"{reached}: {why}", todo)
 
 
-def _memory(verdict: Verdict) -> list[Finding]:
-    if verdict.mode is Mode.EXCLUSIVE:
-        text = "class A: whatever a prompt and a snapshot have in common is spared"
-        return [Finding("memory", Level.OK, text)]
-    if WINDOW in verdict.why:
+def memory(reached: str, why: str) -> Finding:
+    """What a restored state is good for, as far as the mode and its reason tell."""
+    if reached == Mode.EXCLUSIVE:
+        text = "class A: whatever a prompt and a snapshot have in common is reused"
+        return Finding(MEMORY, Level.OK, text)
+    if WINDOW in why:
         text = "class B or C (sliding window or hybrid): its saved states are not used"
-        return [Finding("memory", Level.WARNING, text)]
-    return []
+        return Finding(MEMORY, Level.WARNING, text)
+    return Finding(MEMORY, Level.NOTE, f"class not known: nothing is restored in mode {reached}")
 
 
 async def round_trip(backend: Backend, facts: Facts, slot: int, folder: Path) -> Trip:
@@ -186,9 +189,9 @@ def _json(event: Any) -> dict[str, Any]:
 def travelled(trip: Trip) -> list[Finding]:
     """A trip as findings: did it pay, and how long do others stand still."""
     text = (
-        f"{trip.tokens} tokens computed in {trip.computed:.2f} s, saved in {trip.saved:.3f} s"
-        f" ({trip.size / 2**20:.1f} MiB), restored in {trip.restored:.3f} s:"
-        f" {trip.reused} reused"
+        f"{trip.tokens} tokens computed in {words.seconds(trip.computed)}, saved in"
+        f" {words.seconds(trip.saved)} ({words.size(trip.size)}), restored in"
+        f" {words.seconds(trip.restored)}: {trip.reused} reused"
     )
     used = trip.reused >= trip.tokens - 1
     return [Finding("round trip", Level.OK if used else Level.PROBLEM, text), *_batch(trip)]
@@ -200,7 +203,8 @@ def _batch(trip: Trip) -> list[Finding]:
     whole = trip.batch >= trip.tokens
     shown = f"at least {trip.tokens}" if whole else f"{trip.batch}"
     lasts = (BATCHES[-1] if whole else trip.batch) * trip.computed / trip.tokens
-    text = f"{shown} tokens at a time; the other slots stand still meanwhile, up to {lasts:.1f} s"
+    most = words.seconds(lasts)
+    text = f"{shown} tokens at a time; the other slots stand still meanwhile, up to {most}"
     if lasts > BATCH_SECONDS and trip.batch > good_batch(trip):
         return [Finding("batch", Level.WARNING, text, f"Start it with -b {good_batch(trip)}.")]
     return [Finding("batch", Level.OK, text)]
@@ -221,7 +225,7 @@ async def idle_slots(backend: Backend) -> tuple[list[SlotView], Finding]:
             "slots", Level.PROBLEM, f"/slots is not shown: {error.message}", "Leave out --no-slots."
         )
     idle = [view for view in views if not view.is_processing]
-    text = f"{len(views)} slots, {len(idle)} of them idle"
+    text = f"{words.many(len(views), 'slot')}, {len(idle)} of them idle"
     if idle:
         return idle, Finding("slots", Level.OK, text)
     return idle, Finding("slots", Level.WARNING, text, "Try again when one is.")
@@ -240,7 +244,8 @@ async def introduced(backend: Backend, urls: str) -> tuple[Facts | None, Finding
     model = facts.model if facts.model != facts.model_path else Path(facts.model).name
     text = f"{facts.kind}{f' {build}' if build else ''} at {urls}, model {model}"
     if facts.total_slots and facts.n_ctx:
-        text += f", {facts.total_slots} slots of {facts.n_ctx} tokens"
+        slots, context = words.many(facts.total_slots, "slot"), words.many(facts.n_ctx, "token")
+        text += f", {slots} of {context}"
     return facts, Finding("backend", Level.OK, text)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from proxy import __version__
+from proxy import __version__, words
 from proxy.checks.finding import Finding, Level
 from proxy.store import files
 
@@ -52,9 +52,9 @@ def open_files(max_queue: int) -> Finding | None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max_queue + SPARE_FILES
     if limit == resource.RLIM_INFINITY or limit >= wanted:
-        return Finding("open files", Level.OK, f"{limit} may be open at once")
+        return Finding("open files", Level.OK, f"{words.number(limit)} files may be open at once")
     level = Level.NOTE if limit >= FEW_FILES else Level.WARNING
-    text = f"{limit} may be open at once; server.max_queue is {max_queue}"
+    text = f"{words.number(limit)} files may be open at once; server.max_queue is {max_queue}"
     return Finding("open files", level, text, f"`ulimit -n {wanted}` if so many clients may wait.")
 
 
@@ -123,17 +123,19 @@ def _store(config: Config, folder: Path, slots: Path) -> list[Finding]:
     near = next(path for path in (folder, *folder.parents) if path.is_dir())
     free = shutil.disk_usage(near).free
     limit = config.cache.limit(shutil.disk_usage(slots).free)
-    text = f"{folder}: {len(there)} snapshots, {used // MIB} of {limit // MIB} MiB"
+    text = (
+        f"{folder}: {words.many(len(there), 'snapshot')}, {words.size(used)} of {words.size(limit)}"
+    )
     found = [Finding("store", Level.OK, text)]
     if near.stat().st_dev != slots.stat().st_dev:
         text = f"{folder} is on another file system than {slots}: every save is a copy"
         found = [Finding("store", Level.WARNING, text, "Leave cache.store empty.")]
     keep = config.cache.keep_free
     if free < keep:
-        text = f"only {free // MIB} MiB are free, and cache.keep_free is {keep // MIB} MiB"
+        text = f"only {words.size(free)} are free, and cache.keep_free is {words.size(keep)}"
         todo = "Nothing will be saved: make room, or lower cache.keep_free."
         return [*found, Finding("disk", Level.PROBLEM, text, todo)]
-    return [*found, Finding("disk", Level.OK, f"{free // MIB} MiB are free")]
+    return [*found, Finding("disk", Level.OK, f"{words.size(free)} are free")]
 
 
 def disk_speed(folder: Path) -> Finding:
@@ -153,7 +155,7 @@ def disk_speed(folder: Path) -> Finding:
     finally:
         with suppress(OSError):
             files.remove(path)
-    text = f"{speed / MIB:.0f} MiB a second can be written"
+    text = f"{words.size(speed)} a second can be written"
     if speed < SLOW_DISK:
         todo = "A save stops all slots while it runs: use a faster disk."
         return Finding("disk speed", Level.WARNING, text, todo)

@@ -9,21 +9,18 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from proxy.client import RUN_SECONDS, segment
-from proxy.commands import words
+from proxy import words
+from proxy.client import RUN_SECONDS, Client, segment
 from proxy.commands.common import (
     USAGE,
     AsJson,
-    ConfigFile,
-    Key,
-    Url,
     Yes,
+    asking,
     console,
     fail,
     one_of,
     print_json,
     sure,
-    talking,
     working,
 )
 
@@ -60,69 +57,66 @@ def request_of(file: Path, path: str, headers: list[str] | None) -> dict[str, An
     return {"path": path, "request": request, **({"headers": said} if said else {})}
 
 
+@asking
 def forget(
+    api: Client,
     conversation: Annotated[
         str, typer.Argument(metavar="CONVERSATION", help="Its id, or how that begins.")
     ],
     *,
     yes: Yes = False,
-    url: Url = None,
-    key: Key = None,
-    config: ConfigFile = None,
 ) -> None:
     """Remove a conversation and its snapshots for good."""
-    with talking(url, key, config) as api:
-        rows = api.get("api/conversations")["conversations"]
-        identity = one_of("conversation", conversation, [str(row["id"]) for row in rows])
-        sure(f"Forget {identity} and its snapshots?", yes)
-        found = api.post(f"api/conversations/{segment(identity)}/forget")
+    rows = api.get("api/conversations")["conversations"]
+    identity = one_of("conversation", conversation, [str(row["id"]) for row in rows])
+    sure(f"Forget {identity} and its snapshots?", yes)
+    found = api.post(f"api/conversations/{segment(identity)}/forget")
     console().print(
         f"{identity} is forgotten, {words.many(found['snapshots'], 'snapshot')} with it"
     )
 
 
+@asking
 def warm(
+    api: Client,
     request: RequestFile,
     *,
     path: RequestPath = CHAT,
     header: Headers = None,
-    url: Url = None,
-    key: Key = None,
-    config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute a prompt now and save it, so that requests that begin like it start warm."""
     body = request_of(request, path, header)
-    with talking(url, key, config) as api, working("computing the prompt"):
+    with working("computing the prompt"):
         found = api.post("api/warm", body, seconds=RUN_SECONDS)
     if as_json:
         print_json(found)
         return
     out = console()
     out.print(
-        f"{words.number(found['prompt'])} tokens: {words.number(found['cached'])} were there,"
+        f"{words.many(found['prompt'], 'token')}: {words.number(found['cached'])} reused,"
         f" {words.number(found['computed'])} computed in {words.seconds(found['seconds'])}"
     )
     saved = found["snapshot"]
-    out.print(f"saved as {words.plain(saved)}" if saved else "in a slot, not saved")
+    out.print(f"saved as snapshot {words.plain(saved)}" if saved else "in a slot, not saved")
 
 
-def pause(*, url: Url = None, key: Key = None, config: ConfigFile = None) -> None:
+@asking
+def pause(api: Client) -> None:
     """Stop caching: requests are forwarded, nothing is pinned, saved or restored."""
-    with talking(url, key, config) as api:
-        api.post("api/pause")
+    api.post("api/pause")
     console().print("caching is paused; requests are forwarded (slotkeeper resume)")
 
 
-def resume(*, url: Url = None, key: Key = None, config: ConfigFile = None) -> None:
+@asking
+def resume(api: Client) -> None:
     """Go on caching."""
-    with talking(url, key, config) as api:
-        api.post("api/resume")
+    api.post("api/resume")
     console().print("caching goes on")
 
 
-def drain(*, url: Url = None, key: Key = None, config: ConfigFile = None) -> None:
+@asking
+def drain(api: Client) -> None:
     """Have the proxy refuse new requests, finish those it has, save its slots, and end."""
-    with talking(url, key, config) as api:
-        api.post("api/drain")
+    api.post("api/drain")
     console().print("the proxy finishes what it has, saves its slots and ends")

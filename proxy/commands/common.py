@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ from proxy.client import ApiError, Client, UnreachableError
 from proxy.config import Config, load
 from proxy.errors import ConfigError
 
-PROBLEM, USAGE, UNREACHABLE = 1, 2, 3
+PROBLEM, USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 _WIDE = 1000  # columns where no terminal sets a limit: nothing is cut in a file or a pipe
 
 Url = Annotated[
@@ -26,7 +28,7 @@ Url = Annotated[
         "--url",
         metavar="URL",
         envvar="SLOTKEEPER_URL",
-        help="The proxy's address [default: from the configuration].",
+        help="The proxy's address; else that of the configuration.",
     ),
 ]
 Key = Annotated[
@@ -42,6 +44,17 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="A TOML file.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+BackendUrl = Annotated[
+    str | None, typer.Option("--backend", metavar="URL", help="Address of the model server.")
+]
+SlotFolder = Annotated[
+    str | None,
+    typer.Option(
+        "--slot-save-path",
+        metavar="DIR",
+        help="The backend's --slot-save-path, as seen from here.",
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
 
 
@@ -111,8 +124,27 @@ def talking(url: str | None, key: str | None, config: Path | None) -> Iterator[C
         fail(error.message, error.hint, UNREACHABLE)
     except ApiError as error:
         fail(error.message, error.hint)
-    except KeyboardInterrupt:  # how one leaves what goes on and on
-        raise typer.Exit from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def asking(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that talks to a running proxy: its first parameter becomes the options for that."""
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    where = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in (("url", Url), ("key", Key), ("config", ConfigFile))
+    ]
+
+    @functools.wraps(command)
+    def asked(*, url: str | None, key: str | None, config: Path | None, **given: Any) -> None:
+        with talking(url, key, config) as api:
+            command(api, **given)
+
+    parameters = [*own, *where]
+    vars(asked)["__signature__"] = inspect.Signature(parameters)
+    asked.__annotations__ = {one.name: one.annotation for one in parameters}
+    return asked
 
 
 def own_url(config: Config) -> str:

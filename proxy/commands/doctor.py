@@ -11,34 +11,32 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from proxy import words
 from proxy.client import ApiError, Client
-from proxy.commands import tables, words
 from proxy.commands.common import (
     PROBLEM,
     AsJson,
+    BackendUrl,
     ConfigFile,
+    SlotFolder,
     console,
     own_url,
     print_json,
     settings,
 )
+from proxy.telemetry.lines import BAD, FAINT, GOOD, ODD
 
 if TYPE_CHECKING:
     from proxy.config import Config
     from proxy.doctor import Report
 
-STYLES = {"ok": tables.GOOD, "note": tables.FAINT, "warning": tables.ODD, "problem": tables.BAD}
+STYLES = {"ok": GOOD, "note": FAINT, "warning": ODD, "problem": BAD}
 
 
 def doctor(
     *,
-    backend: Annotated[
-        str | None, typer.Option(metavar="URL", help="Address of the model server.")
-    ] = None,
-    slot_save_path: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="The backend's --slot-save-path, as seen from here."),
-    ] = None,
+    backend: BackendUrl = None,
+    slot_save_path: SlotFolder = None,
     probe: Annotated[
         bool,
         typer.Option(

@@ -10,33 +10,34 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from proxy.commands import tables, words
+from proxy import words
+from proxy.client import Client
+from proxy.commands import decisions, tables
 from proxy.commands.act import CHAT, Headers, RequestFile, RequestPath, request_of
-from proxy.commands.common import AsJson, ConfigFile, Key, Url, show, talking
+from proxy.commands.common import AsJson, asking, show
 from proxy.core.normalise import RULES
+from proxy.telemetry.lines import BAD, FAINT, GOOD
 
 Found = Mapping[str, Any]
 COLD = "cold"
+AT_ONCE = 0.005  # seconds
 WHAT = {rule.name: rule.what for rule in RULES}
 
 
+@asking
 def explain(
+    api: Client,
     request: RequestFile,
     *,
     path: RequestPath = CHAT,
     header: Headers = None,
-    url: Url = None,
-    key: Key = None,
-    config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """What would be changed about a request, what of it is held, and where it would go.
 
     Changes nothing.
     """
-    body = request_of(request, path, header)
-    with talking(url, key, config) as api:
-        found = api.post("api/explain", body)
+    found = api.post("api/explain", request_of(request, path, header))
     show(found, as_json, lambda: drawn(found))
 
 
@@ -57,10 +58,14 @@ def drawn(found: Found) -> RenderableType:
         *_changes(found),
     ]
     if found["options"]:
-        parts += ["", Text("What it would cost, in seconds", style="bold")]
+        parts += ["", Text("What each way would cost", style="bold")]
         parts += _options(found["options"], found["choice"])
     if found["cold"]:
-        parts += ["", Text("Why it would be cold", style="bold"), tables.record(found["cold"])]
+        parts += [
+            "",
+            Text("Why it would be cold", style="bold"),
+            tables.pairs(decisions.cold(found["cold"])),
+        ]
     return Group(*parts)
 
 
@@ -68,10 +73,11 @@ def _verdict(choice: Found | None) -> str:
     """What it would get, in a line."""
     if choice is None:
         return "the backend would choose the slot (mode forward)"
-    seconds = words.seconds(choice["wait"] + choice["prefill"] + choice["transfer"])
+    seconds = choice["wait"] + choice["prefill"] + choice["transfer"]
+    soon = f"about {words.seconds(seconds)} to" if seconds >= AT_ONCE else "next to no wait for"
     return (
-        f"slot {choice['slot']}, {choice['reason']}: {words.number(choice['hit'])} of"
-        f" {words.number(choice['prompt'])} reused, about {seconds}"
+        f"it would {decisions.how(choice)}: {words.number(choice['hit'])} of"
+        f" {words.many(choice['prompt'], 'token')} reused, {soon} the first token"
     )
 
 
@@ -79,11 +85,12 @@ def _options(rows: Sequence[Found], choice: Found | None) -> list[RenderableType
     """Those that reuse something and the chosen one; of the others how many, and the cheapest."""
     shown = [row for row in rows if row == choice or row["reason"] != COLD]
     rest = [row for row in rows if row not in shown]
+    legend = Text(decisions.LEGEND, style=FAINT)
     if len(rest) <= 1:
-        return [tables.costs(rows, choice)]
+        return [decisions.costs(rows, choice), legend]
     least = min(row["cost"] for row in rest)
-    more = f"and {len(rest)} that reuse nothing worth mentioning, from {least:.3f} on"
-    return [tables.costs(shown, choice), Text(more, style=tables.FAINT)]
+    more = f"and {len(rest)} that reuse nothing worth mentioning, from {words.seconds(least)} on"
+    return [decisions.costs(shown, choice), Text(more, style=FAINT), legend]
 
 
 def _client(found: Found) -> str:
@@ -108,6 +115,8 @@ def _held(prefix: Found) -> str:
 
 def _changes(found: Found) -> Iterator[RenderableType]:
     yield Text("What would be changed", style="bold")
+    if found.get("note"):
+        yield words.plain(found["note"])
     if not found["rules"]:
         yield "nothing: the client's own bytes go out"
         return
@@ -129,7 +138,7 @@ def _lines(text: str) -> list[str]:
 
 def difference(before: str, after: str) -> Iterator[Text]:
     """Lines that differ, red and green, with three around them."""
-    styles = {"+": tables.GOOD, "-": tables.BAD, "@": tables.FAINT}
+    styles = {"+": GOOD, "-": BAD, "@": FAINT}
     for line in difflib.unified_diff(
         _lines(before), _lines(after), "what came", "what would go out", lineterm=""
     ):

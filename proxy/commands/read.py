@@ -2,129 +2,105 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
 from rich.live import Live
 
-from proxy.commands import tables
+from proxy.client import Client
+from proxy.commands import decisions, follow, tables
 from proxy.commands.common import (
     PROBLEM,
     AsJson,
-    ConfigFile,
-    Key,
-    Url,
+    asking,
     console,
     one_of,
     print_json,
     show,
-    talking,
 )
+from proxy.telemetry import limits, lines
 
-REMEMBERED = 512  # requests
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")]
-Limit = Annotated[
-    int, typer.Option("--limit", "-n", min=1, max=REMEMBERED, help="At most so many.")
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
 ]
 
 
+@asking
 def status(
+    api: Client,
     *,
     watch: Annotated[bool, typer.Option("--watch", help="Go on, until Ctrl-C.")] = False,
-    url: Url = None,
-    key: Key = None,
-    config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """How the proxy is, in a dozen lines. Exit status 1 while it is not ready."""
-    with talking(url, key, config) as api:
-        if watch:
-            _watch(api.events(), as_json)
-            return
-        found = api.get("api/status")
+    if watch:
+        with follow.until_interrupted():
+            _watch(api, as_json=as_json)
+    found = api.get("api/status")
     show(found, as_json, lambda: tables.status(found))
     if not found["ready"]:
         raise typer.Exit(PROBLEM)
 
 
-def slots(
-    *, url: Url = None, key: Key = None, config: ConfigFile = None, as_json: AsJson = False
-) -> None:
+@asking
+def slots(api: Client, *, as_json: AsJson = False) -> None:
     """What each slot of the backend does and holds."""
-    with talking(url, key, config) as api:
-        found = api.get("api/slots")
+    found = api.get("api/slots")
     show(found, as_json, lambda: tables.slots(found["slots"], time.time()))
 
 
-def conversations(
-    *, url: Url = None, key: Key = None, config: ConfigFile = None, as_json: AsJson = False
-) -> None:
-    """What is remembered, the last used first; ``forget`` takes the ids."""
-    with talking(url, key, config) as api:
-        found = api.get("api/conversations")
+@asking
+def conversations(api: Client, *, as_json: AsJson = False) -> None:
+    """What is remembered, the last used first; the command forget takes the ids."""
+    found = api.get("api/conversations")
     show(found, as_json, lambda: tables.conversations(found["conversations"], time.time()))
 
 
+@asking
 def requests(
+    api: Client,
     request_id: Annotated[
         str | None,
         typer.Argument(metavar="[REQUEST_ID]", help="Only this one, or that begins so, in full."),
     ] = None,
     *,
-    follow: Follow = False,
-    limit: Limit = 20,
-    url: Url = None,
-    key: Key = None,
-    config: ConfigFile = None,
+    follow_on: Follow = False,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=limits.REQUESTS, help="At most so many.")
+    ] = 20,
     as_json: AsJson = False,
 ) -> None:
     """The decision log: what each request reused, and why it was cold."""
-    with talking(url, key, config) as api:
-        if request_id is not None:
-            newest = reversed(api.get("api/requests", limit=REMEMBERED)["requests"])
-            known = {str(row["request_id"]): row for row in newest}
-            row = known[one_of("request", request_id, list(known))]
-            show(row, as_json, lambda: tables.request_in_full(row))
-            return
-        found = api.get("api/requests", limit=limit)
-        rows = list(reversed(found["requests"]))
-        if as_json and not follow:
-            print_json(found)
-            return
-        events = (row for kind, row in api.events() if kind == "request") if follow else iter(())
-        _print_rows(rows, events, _version_of_request, tables.request, as_json)
+    if request_id is not None:
+        known = {str(row["request_id"]): row for row in DECISIONS.rows(api, limits.REQUESTS)}
+        row = known[one_of("request", request_id, list(known))]
+        show(row, as_json, lambda: decisions.request_in_full(row, time.time()))
+        return
+    DECISIONS.print(api, limit, follow_on=follow_on, as_json=as_json)
 
 
+@asking
 def logs(
+    api: Client,
     *,
-    follow: Follow = False,
-    limit: Limit = 100,
+    follow_on: Follow = False,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=limits.LOG_LINES, help="At most so many.")
+    ] = 100,
     level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error, and above.")
     ] = None,
-    url: Url = None,
-    key: Key = None,
-    config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """The proxy's log, as long as it is kept in memory."""
-    wanted = _rank(level)
     if level is not None and level not in LEVELS:
         raise typer.BadParameter(f"one of {', '.join(LEVELS)}", param_hint="--level")
-    with talking(url, key, config) as api:
-        found = api.get("api/logs", limit=limit, level=level)
-        if as_json and not follow:
-            print_json(found)
-            return
-        events = (
-            row
-            for kind, row in (api.events() if follow else iter(()))
-            if kind == "log" and _rank(row["level"]) >= wanted
-        )
-        _print_rows(found["logs"], events, lambda row: row["seq"], tables.log_line, as_json)
+    LINES.print(api, limit, follow_on=follow_on, as_json=as_json, level=level)
 
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -137,6 +113,51 @@ def _rank(level: str | None) -> int:
     return LEVELS.index(level) if level in LEVELS else len(LEVELS)
 
 
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One of the two logs: the ``name`` of its page, the ``kind`` of the events that go on with it.
+
+    ``version`` tells its rows apart, ``draw`` makes a line of one; ``most`` are remembered.
+    """
+
+    name: str
+    kind: str
+    version: Callable[[Any], Any]
+    draw: Callable[[Any], RenderableType]
+    most: int
+    newest_first: bool
+
+    def rows(self, api: Client, limit: int, **query: str | None) -> list[Any]:
+        """What there is, the newest last."""
+        found: list[Any] = api.get(f"api/{self.name}", limit=limit, **query)[self.name]
+        return found[::-1] if self.newest_first else found
+
+    def print(
+        self, api: Client, limit: int, *, follow_on: bool, as_json: bool, level: str | None = None
+    ) -> None:
+        """The newest ``limit`` rows of at least ``level``; and all that come, until Ctrl-C."""
+        query = {} if level is None else {"level": level}
+        if as_json and not follow_on:
+            print_json(api.get(f"api/{self.name}", limit=limit, **query))
+            return
+        rows = self._all(api, limit, query) if follow_on else self.rows(api, limit, **query)
+        if not rows:
+            follow.say(f"no {self.name} yet")
+        out = console()
+        with follow.until_interrupted():
+            for row in rows:
+                if level is not None and _rank(row["level"]) < _rank(level):
+                    continue
+                if as_json:
+                    print_json(row, line=True)
+                else:
+                    out.print(self.draw(row))
+
+    def _all(self, api: Client, limit: int, query: dict[str, str]) -> Iterable[Any]:
+        remembered = functools.partial(self.rows, api, self.most, **query)
+        return follow.rows(api, self.kind, remembered, self.version, limit)
+
+
 def _version_of_request(row: Any) -> Any:
     """A request is told twice when the cause of its cold answer was found afterwards.
 
@@ -145,32 +166,24 @@ def _version_of_request(row: Any) -> Any:
     return row["request_id"], row["at"], bool(row["cold"])
 
 
-def _print_rows(
-    rows: list[Any],
-    more: Iterator[Any],
-    version: Callable[[Any], Any],
-    draw: Callable[[Any], RenderableType],
-    as_json: bool,  # noqa: FBT001 - it is the user's flag
-) -> None:
-    """Rows that are there, then those that come; what was printed is not printed again."""
-    out = console()
-    printed: set[Any] = set()
-    for source in (rows, more):
-        for row in source:
-            if version(row) not in printed:
-                printed.add(version(row))
-                if as_json:
-                    print_json(row, line=True)
-                else:
-                    out.print(draw(row))
+def _version_of_line(row: Any) -> Any:
+    """A proxy that was started again counts from the start again."""
+    return row["seq"], row["at"]
 
 
-def _watch(events: Iterator[tuple[str, Any]], as_json: bool) -> None:  # noqa: FBT001 - as above
+DECISIONS = Log(
+    "requests", "request", _version_of_request, decisions.request, limits.REQUESTS, True
+)
+LINES = Log("logs", "log", _version_of_line, lines.line, limits.LOG_LINES, False)
+
+
+def _watch(api: Client, *, as_json: bool) -> None:
     """Draw the state anew whenever it changes: in place on a terminal, else below."""
     out = console()
     state: dict[str, Any] = {"slots": {"slots": []}, "running": {"running": []}}
     with Live(console=out, auto_refresh=False, screen=False, transient=False) as live:
-        for kind, found in events:
+        say = live.console.print if out.is_terminal else follow.say  # it must not tear the picture
+        for kind, found in follow.lasting(api, tell=say):
             if kind not in {"status", "slots", "running"}:
                 continue
             state[kind] = found

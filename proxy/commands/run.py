@@ -11,20 +11,22 @@ from typing import Annotated
 import typer
 
 from proxy import __version__
-from proxy.commands.common import ConfigFile, console, fail, settings
+from proxy.commands.common import (
+    BackendUrl,
+    ConfigFile,
+    SlotFolder,
+    console,
+    fail,
+    settings,
+)
 from proxy.commands.settings import report
 from proxy.config import Config, load
 
 
 def serve(
     *,
-    backend: Annotated[
-        str | None, typer.Option(metavar="URL", help="Address of the model server.")
-    ] = None,
-    slot_save_path: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="The backend's --slot-save-path, as seen from here."),
-    ] = None,
+    backend: BackendUrl = None,
+    slot_save_path: SlotFolder = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
     config: ConfigFile = None,

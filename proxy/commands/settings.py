@@ -8,7 +8,8 @@ from typing import Any
 import typer
 from pydantic import SecretStr
 
-from proxy.commands import tables, words
+from proxy import words
+from proxy.commands import tables
 from proxy.commands.common import (
     USAGE,
     AsJson,

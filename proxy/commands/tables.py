@@ -10,19 +10,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from proxy.commands import words
+from proxy import words
+from proxy.telemetry.lines import BAD, GOOD, ODD
 
 Row = Mapping[str, Any]
-GOOD, ODD, BAD, FAINT = "green", "yellow", "red", "dim"
-REASONS = {"slot-hit": GOOD, "restored": GOOD, "cold": ODD, "refused": BAD, "bypass": ODD}
 TITLE = "TITLE"  # the column that is cut first
-LEVELS = {"debug": FAINT, "warning": ODD, "error": BAD, "critical": BAD}
-MOMENTS = {"at", "created", "last_used"}
-TOKENS = {"tokens", "prompt_tokens", "prompt", "reused", "computed"}
-SPANS = {"total", "queued", "first_token"}
-CLIENT_ERROR = 400
-ID_DIGITS = 8  # of a request in the list: enough to ask for it
-MUCH = 0.5  # of a prompt: who reuses less computed most of it
+SLOT = {"leased": "answering", "saving": "saving", "restoring": "restoring"}
 NARROW = 100  # columns: fewer have no room for everything about a snapshot
 BEST = 100  # the value of the snapshot that is worth most
 
@@ -56,30 +49,12 @@ def pairs(rows: Iterable[tuple[str, object]]) -> Table:
     return drawn
 
 
-def record(row: Row) -> Table:
-    """Every field of one row; lists and objects are shown elsewhere."""
-    plain = ((name, value) for name, value in row.items() if not isinstance(value, list | dict))
-    return pairs((name, _field(name, value)) for name, value in plain)
-
-
-def _field(name: str, value: object) -> object:
-    if name in MOMENTS:
-        return words.moment(value)
-    if name == "bytes":
-        return words.size(value)
-    if isinstance(value, int | float) and name in SPANS:
-        return words.seconds(value)
-    if isinstance(value, int) and name in TOKENS:
-        return words.many(value, "token")
-    return f"{value:.4g}" if isinstance(value, float) else value
-
-
 def status(found: Row) -> RenderableType:
     """The state of the proxy in a dozen lines."""
     now = float(found["now"])
     backend, queue, totals = found["backend"], found["queue"], found["totals"]
     rows: list[tuple[str, object]] = [
-        ("slotkeeper", f"{found['version']}, up {words.ago(found['started'], now)}"),
+        ("slotkeeper", f"{found['version']}, up {words.since(found['started'], now)}"),
         ("state", _state(found)),
         ("mode", f"{found['mode']}: {found['why']}"),
     ]
@@ -90,7 +65,7 @@ def status(found: Row) -> RenderableType:
         ("store", _store(found["store"])),
         ("queue", f"{queue['running']} running, {queue['waiting']} waiting"),
         ("prompts", _prompts(totals)),
-        ("saved", f"{words.seconds(totals['seconds_saved'])} of computing since start"),
+        ("prefill", f"{words.seconds(totals['seconds_saved'])} saved since the start"),
         ("snapshots", _moved(totals, found["restores"])),
         ("first token", _first_token(found["first_token"])),
     ]
@@ -112,7 +87,8 @@ def _backend(backend: Row) -> Text:
     told = [backend["kind"], backend["url"], _model(backend["model"])]
     slots, context = backend["total_slots"], backend["n_ctx"]
     if slots:
-        told.append(f"{slots} slots of {words.number(context)} tokens" if context else f"{slots}")
+        each = f" of {words.many(context, 'token')}" if context else ""
+        told.append(f"{words.many(slots, 'slot')}{each}")
     if backend["restarts"]:
         told.append(f"{words.many(backend['restarts'], 'restart')}")
     return up.append("  ".join(words.plain(one) for one in told if one), style="default")
@@ -129,7 +105,7 @@ def _store(store: Row | None) -> str:
     return (
         f"{store['path']}  {words.many(store['snapshots'], 'snapshot')},"
         f" {words.size(store['used'])} of {words.size(store['limit'])};"
-        f" {words.size(store['free'])} free, {words.size(store['keep_free'])} are left alone"
+        f" {words.size(store['free'])} free, of which {words.size(store['keep_free'])} stay free"
     )
 
 
@@ -144,7 +120,8 @@ def _first_token(first: Row) -> str:
     if not first["count"]:
         return "no streamed request in the last hour"
     half, most = words.seconds(first["p50"]), words.seconds(first["p95"])
-    return f"half within {half}, 95 % within {most}, {first['count']} in the last hour"
+    count = words.many(first["count"], "request")
+    return f"half within {half}, 95 % within {most}; {count} in the last hour"
 
 
 def _prompts(totals: Row) -> str:
@@ -155,7 +132,7 @@ def _prompts(totals: Row) -> str:
     share = words.percent(whole - tokens["computed"], whole)
     return (
         f"{words.many(totals['requests'], 'request')}; {share} of {words.number(whole)} tokens"
-        f" not computed ({words.number(tokens['slot'])} in slots,"
+        f" reused ({words.number(tokens['slot'])} from slots,"
         f" {words.number(tokens['snapshot'])} from snapshots)"
     )
 
@@ -167,9 +144,9 @@ def slots(rows: Sequence[Row], now: float) -> RenderableType:
         (
             (
                 row["index"],
-                row["state"],
+                _slot_state(row),
                 words.number(row["tokens"]),
-                words.number(row["saved_tokens"]),
+                _saved(row),
                 words.ago(row["used"], now),
                 words.short(row["conversation"]),
                 row["client"],
@@ -177,27 +154,44 @@ def slots(rows: Sequence[Row], now: float) -> RenderableType:
             )
             for row in rows
         ),
-        "SLOT TOKENS SAVED USED",
+        "SLOT TOKENS USED",
     )
+
+
+def _slot_state(row: Row) -> str:
+    """In the dashboard's words."""
+    return SLOT.get(row["state"]) or ("warm" if row["tokens"] else "free")
+
+
+def _saved(row: Row) -> str:
+    """Whether what the slot holds could be restored if it were lost; in the dashboard's words."""
+    if not row["tokens"]:
+        return words.NONE
+    if not row["storable"]:
+        return "cannot be saved"
+    if not row["saved_tokens"]:
+        return "not saved"
+    if row["saved_tokens"] >= row["tokens"]:
+        return "saved"
+    return f"{words.number(row['saved_tokens'])} saved"
 
 
 def running(rows: Sequence[Row], now: float) -> RenderableType:
     """Requests that wait or run, with how far their prompt is."""
     return table(
-        ("SLOT", "STATE", "PROMPT", "DONE", "SINCE", "CLIENT", TITLE),
+        ("SLOT", "STATE", "PROMPT", "SINCE", "CLIENT", TITLE),
         (
             (
                 row["slot"],
                 row["state"],
-                words.number(row["prompt"]),
-                words.number(row["processed"]),
-                words.ago(row["at"], now),
+                f"{words.number(row['processed'])} of {words.number(row['prompt'])} tokens",
+                words.since(row["at"], now),
                 row["client"],
                 row["title"],
             )
             for row in rows
         ),
-        "SLOT PROMPT DONE SINCE",
+        "SLOT PROMPT SINCE",
     )
 
 
@@ -245,7 +239,7 @@ def snapshots(rows: Sequence[Row], now: float, width: int) -> RenderableType:
             words.short(row["id"]),
             words.number(row["tokens"]),
             words.size(row["bytes"]),
-            words.ago(row["created"], now),
+            words.since(row["created"], now),
             words.ago(row["last_used"], now),
             row["restores"],
             _worth(row["value"], best),
@@ -267,87 +261,43 @@ def _worth(value: float | None, best: float) -> str:
     return f"{BEST * max(0.0, value) / best:.0f}" if best > 0 else "0"
 
 
-def request(row: Row) -> Text:
-    """One line of the decision log."""
-    line = Text(f"{words.clock(row['at'])}  {words.plain(row['request_id'])[:ID_DIGITS]:<8}  ")
-    line.append(f"{_got(row):<16}", style=_colour(row))
-    failed = int(row["status"]) >= CLIENT_ERROR
-    line.append(f" {row['status']}", style=BAD if failed else "default")
-    reused, prompt = words.number(row["reused"]), words.number(row["prompt"])
-    line.append(f"  {reused:>7} of {prompt:>7} reused  slot {words.plain(row['slot'])}")
-    line.append(f"  {words.seconds(row['total']):>8}")
-    whose = [row[name] for name in ("client", "title") if row.get(name)]
-    for name in whose if whose or row["conversation"] else [row["path"]]:
-        line.append(f"  {words.plain(name)}", style=FAINT)
-    why = because(row["cold"]) or row["note"]
-    return line.append(f"  {words.plain(why)}", style=ODD) if why else line
+def snapshot(row: Row, others: Sequence[Row], now: float) -> Table:
+    """Everything about one; ``others``: all of them, for its place among them."""
+    title = f"  {words.plain(row['title'])}" if row["title"] else ""
+    prompt = min(row["prompt_tokens"], row["tokens"])
+    answer = f"{words.number(prompt)} of prompt, {words.number(row['tokens'] - prompt)} of answer"
+    rows = [
+        ("snapshot", row["id"]),
+        ("conversation", f"{words.short(row['conversation'])}{title}"),
+        ("holds", f"{words.many(row['tokens'], 'token')}: {answer}"),
+        ("size", words.size(row["bytes"])),
+        ("written", f"{words.ago(row['created'], now)}  ({words.moment(row['created'])})"),
+        ("last used", f"{words.ago(row['last_used'], now)}  ({words.moment(row['last_used'])})"),
+        ("restored", words.many(row["restores"], "time") if row["restores"] else "never"),
+        ("can save", _can_save(row)),
+        ("stays", _stays(row, others)),
+    ]
+    if row["barred"]:
+        rows.append(("barred", "not restored: this backend refused it, or went down over it"))
+    return pairs([*rows, ("model", f"fingerprint {words.short(row['fingerprint'])}")])
 
 
-def _got(row: Row) -> str:
-    """The reason, with how much of the prompt was reused where that was something."""
-    if row["reused"] and row["prompt"]:
-        return f"{row['reason']}, {words.percent(row['reused'], row['prompt'])}"
-    return str(row["reason"])
+def _can_save(row: Row) -> str:
+    seconds = row.get("seconds_saved")
+    if seconds is None:
+        return words.NONE
+    if not seconds:
+        return "nothing: its prompt is held elsewhere too, or computed as fast as it is restored"
+    return f"about {words.seconds(seconds)} of prefill, if it is restored instead of computed"
 
 
-def _colour(row: Row) -> str:
-    """Reusing little is not green, whatever it is called."""
-    style = REASONS.get(str(row["reason"]), "default")
-    if style == GOOD and row["prompt"] and (row["reused"] or 0) < MUCH * row["prompt"]:
-        return ODD
-    return style
-
-
-def because(cold: Row | None) -> str:
-    """Why it was cold, with the words that differ; ``""`` where nothing is known."""
-    if not cold or not cold.get("sentence"):
-        return ""
-    said = f"cold because {cold['sentence']}"
-    before, after = words.differing(cold.get("before") or "", cold.get("after") or "")
-    if not (before or after):
+def _stays(row: Row, others: Sequence[Row]) -> str:
+    """What decides how long."""
+    if row["pinned"]:
+        return "pinned: no limit and no newer snapshot removes it"
+    rivals = [one for one in others if not one["pinned"] and one["value"] is not None]
+    said = "while there is room; what can save the least time for its size and age goes first"
+    if row["value"] is None or len(rivals) <= 1:
         return said
-    return f"{said}: {before or 'nothing'} → {after or 'nothing'}"
-
-
-def request_in_full(row: Row) -> RenderableType:
-    """One decision with what was weighed and why it was cold."""
-    parts: list[RenderableType] = [record(row)]
-    if row["rules"]:
-        parts += ["", pairs([("rules", ", ".join(map(str, row["rules"])))])]
-    if row["costs"]:
-        parts += ["", costs(row["costs"], None)]
-    if row["cold"]:
-        parts += ["", record(row["cold"])]
-    return Group(*parts)
-
-
-def costs(rows: Sequence[Row], choice: Row | None) -> Table:
-    """The options that were weighed, in seconds; the chosen one is marked."""
-    names = ("wait", "prefill", "transfer", "loss", "cost")
-    return table(
-        ("", "SLOT", "HOW", "HIT", "PROMPT", *(name.upper() for name in names), "SNAPSHOT"),
-        (
-            (
-                Text(">" if row == choice else "", style=GOOD),
-                row["slot"],
-                row["reason"],
-                words.number(row["hit"]),
-                words.number(row["prompt"]),
-                *(f"{row[name]:.3f}" for name in names),
-                words.short(row["snapshot"]),
-            )
-            for row in rows
-        ),
-        "SLOT HIT PROMPT WAIT PREFILL TRANSFER LOSS COST",
-    )
-
-
-def log_line(row: Row) -> Text:
-    """One event of the log."""
-    level = str(row["level"])
-    line = Text(f"{words.clock(row['at'])}  ")
-    line.append(f"{level:<8}", style=LEVELS.get(level, "default"))
-    line.append(words.plain(row["event"]), style="bold")
-    for name, value in row["fields"].items():
-        line.append(f"  {words.plain(name)}=", style=FAINT).append(words.plain(value))
-    return line
+    place = 1 + sum(one["value"] < row["value"] for one in rivals)
+    return f"{said}: it is number {place} of {len(rivals)} to go"

@@ -149,29 +149,44 @@ class PrefixIndex:
         """
         return list(islice(self._matches(seed, tokens), limit))
 
-    def covered(self, snapshot: Snapshot, without: Collection[str] = ()) -> int:
+    def covered(
+        self, snapshot: Snapshot, without: Collection[str] = (), most: int | None = None
+    ) -> int:
         """Leading tokens of ``snapshot`` that another one of its seed and fingerprint holds too.
 
         ``without``: ids to be thought away (retention plans with it before anything is deleted).
+        ``most``: it cannot be more than that; so much found, nobody else is looked at.
         """
-        levels = self._levels.get(snapshot.id)
+        ours, levels = snapshot.tokens, self._levels.get(snapshot.id)
         if levels is None:
-            levels = tuple(_levels(snapshot.seed, snapshot.tokens))
+            levels = tuple(_levels(snapshot.seed, ours))
 
-        def others(depth: int) -> Iterator[Snapshot]:
-            for other in self._holders.get(levels[depth], ()):
-                if other != snapshot.id and other not in without:
-                    found = self._snapshots[other]
-                    if found.fingerprint == snapshot.fingerprint:
-                        yield found
+        def alone(depth: int) -> bool:
+            return next(self._others(snapshot, levels[depth], without), None) is None
 
-        # Whoever shares a level shares every one above it.
-        shared = bisect_left(
-            range(len(levels)), 1, key=lambda depth: next(others(depth), None) is None
-        )
-        if not shared:
+        # Whoever shares a level shares every one above it, so the last shared one is bisected for.
+        depth = bisect_left(range(len(levels)), 1, key=alone) - 1
+        if depth < 0:
             return 0
-        return max(_refined(other.tokens, snapshot.tokens, shared - 1) for other in others(shared - 1))
+        held = depth * BLOCK_TOKENS
+        most = len(ours) if most is None else most
+        for other in self._others(snapshot, levels[depth], without):
+            if held >= most:
+                break
+            # Only who has the next token too can hold more: nearly nobody, and a cheap question.
+            if len(other.tokens) > held and other.tokens[held] == ours[held]:
+                held = max(held, _refined(other.tokens, ours, depth))
+        return held
+
+    def _others(
+        self, snapshot: Snapshot, level: bytes, without: Collection[str]
+    ) -> Iterator[Snapshot]:
+        """Who else, of its fingerprint, holds a level."""
+        for other in self._holders.get(level, ()):
+            if other != snapshot.id and other not in without:
+                found = self._snapshots[other]
+                if found.fingerprint == snapshot.fingerprint:
+                    yield found
 
     def _matches(self, seed: bytes, tokens: array[int]) -> Iterator[tuple[Snapshot, int]]:
         """All matches, deepest first. Whoever shares a level shares every one above it."""

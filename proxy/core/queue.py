@@ -136,16 +136,19 @@ def startable(
         return unpinned(Reason.WIDE) if engine.all_free else None
     if engine.serial and not engine.all_free:
         return None
-    need = there(waiting.need, engine, now - waiting.queued) if engine.scarce else waiting.need
-    return placed(need, engine, costs, now, matches)
+    return placed(there(waiting, engine, now), engine, costs, now, matches)
 
 
-def there(need: Need, engine: Engine, waited: float) -> Need:
-    """After ``waited`` seconds. A process it waited for may be gone by now: then any will do."""
+def there(waiting: Waiting, engine: Engine, now: float) -> Need:
+    """What it needs by now. A process it waited for may be gone: then any will do."""
+    need = waiting.need
+    if engine.reuse is Reuse.PREFIX:  # its slots are of one process
+        return need
+    need = replace(need, waited=now - waiting.queued)
     here = [slot.index for slot in engine.slots]
     if need.wanted in (None, *here) or need.idle:
-        return replace(need, waited=waited)
-    return replace(need, waited=waited, wanted=here[0] if need.beside and here else None)
+        return need
+    return replace(need, wanted=here[0] if need.beside and here else None)
 
 
 def placed(
@@ -178,7 +181,7 @@ def unpinned(reason: Reason) -> Grant:
     return Grant(Option(slot=-1, reason=reason, hit=0, n_tokens=0))
 
 
-def any_start(queue: Iterable[W], engine: Engine) -> tuple[W, Grant] | None:
+def any_start(queue: Iterable[W], engine: Engine, now: float) -> tuple[W, Grant] | None:
     """Who starts when weighing failed: the first in line, in any free slot."""
     free = [slot.index for slot in engine.slots if slot.state is SlotState.FREE]
     busy = engine.serial and not engine.all_free
@@ -189,7 +192,8 @@ def any_start(queue: Iterable[W], engine: Engine) -> tuple[W, Grant] | None:
             return None
         if waiting.kind is Kind.WIDE:
             return waiting, unpinned(Reason.WIDE)
-        slot = free[0] if waiting.need.wanted is None else waiting.need.wanted
+        wanted = there(waiting, engine, now).wanted
+        slot = free[0] if wanted is None else wanted
         if waiting.kind is Kind.NARROW and slot in free:
             return waiting, Grant(Option(slot=slot, reason=Reason.BYPASS, hit=0, n_tokens=0))
     return None

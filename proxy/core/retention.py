@@ -9,7 +9,8 @@ once, by the successor that supersedes it).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Literal
 
 from proxy.core.costs import Costs
@@ -27,6 +28,34 @@ class Limits:
     max_files: int
     max_age: float
     policy: Literal["value", "lru"] = "value"
+
+
+class Refusal(StrEnum):
+    """Why a state was not saved: the word in the log and in the API."""
+
+    FORGOTTEN = "forgotten"  # its owner had the conversation forgotten
+    WRITE_BUDGET = "write-budget"
+    TOO_LARGE = "too-large"
+    PINS_FULL = "pins-full"
+    NO_DIRECTORY = "no-directory"
+    DISK_FULL = "disk-full"
+
+    @property
+    def advice(self) -> str:
+        """What its owner can do about it, ``""`` where nothing is wrong."""
+        return _ADVICE.get(self, "")
+
+
+_ADVICE = {
+    Refusal.WRITE_BUDGET: "nothing more is saved today: raise cache.daily_write",
+    Refusal.TOO_LARGE: "a state is larger than the whole store may be: raise cache.max_bytes",
+    Refusal.PINS_FULL: (
+        "pinned snapshots fill the store, so nothing new is saved: unpin some"
+        " (slotkeeper cache pin --off ID) or raise cache.max_bytes or cache.max_files"
+    ),
+    Refusal.NO_DIRECTORY: "the store's folder cannot be looked at, so nothing is saved",
+    Refusal.DISK_FULL: "the disk is nearly full, so nothing is saved: make room there",
+}
 
 
 def worth_saving(n_tokens: int, n_saved: int, costs: Costs) -> bool:
@@ -61,6 +90,47 @@ def fits(limits: Limits, incoming: int) -> bool:
     return incoming <= limits.max_bytes and limits.max_files > 0
 
 
+def unroomy(limits: Limits, snapshots: Iterable[Snapshot], incoming: int) -> Refusal | None:
+    """Why a file of ``incoming`` bytes could not be kept, whatever is deleted; None: it could."""
+    if not fits(limits, incoming):
+        return Refusal.TOO_LARGE
+    pinned = [snapshot.size for snapshot in snapshots if snapshot.pinned]
+    room = sum(pinned) + incoming <= limits.max_bytes and len(pinned) < limits.max_files
+    return None if room else Refusal.PINS_FULL
+
+
+def overflow(
+    index: PrefixIndex,
+    others: Iterable[Snapshot],
+    limits: Limits,
+    costs: Costs,
+    now: float,
+    incoming: int = 0,
+    keep: frozenset[str] = frozenset(),
+) -> list[str]:
+    """Ids to delete so that the limits hold for the whole store: ``evict``, and before it others'.
+
+    ``others``: snapshots of other fingerprints, which nobody can restore now. Of them the longest
+    unused go first, and all that are too old; what stays (pinned, too) takes room from the index.
+    """
+    if not fits(limits, incoming):
+        incoming = 0
+    left = {other.id: other for other in sorted(others, key=lambda s: s.last_used)}
+    n_bytes = sum(s.size for s in (*index, *left.values())) + incoming
+    n_files = len(index) + len(left) + (incoming > 0)
+    gone = []
+    for other in [other for other in left.values() if not other.pinned]:
+        full = n_bytes > limits.max_bytes or n_files > limits.max_files
+        if not full and now - other.last_used <= limits.max_age:
+            break
+        gone.append(left.pop(other.id).id)
+        n_bytes, n_files = n_bytes - other.size, n_files - 1
+    room = limits.max_bytes - sum(other.size for other in left.values())
+    files = limits.max_files - len(left)
+    rest = replace(limits, max_bytes=max(0, room), max_files=max(0, files))
+    return [*gone, *evict(index, rest, costs, now, incoming, keep)]
+
+
 def evict(
     index: PrefixIndex,
     limits: Limits,
@@ -92,13 +162,22 @@ def evict(
     return plan.order
 
 
-def values(index: PrefixIndex, costs: Costs, now: float) -> dict[str, float]:
-    """What each snapshot is worth by id: seconds it saves per byte and per second since its use.
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """Of a snapshot: the ``seconds`` of prefill a restore spares, and its ``value``.
 
-    By this number, least first, the policy ``value`` evicts.
+    That is those seconds per byte and per second since its use; by it, least first, the policy
+    ``value`` evicts.
     """
+
+    seconds: float
+    value: float
+
+
+def values(index: PrefixIndex, costs: Costs, now: float) -> dict[str, Worth]:
+    """What each snapshot is worth, by id."""
     plan = _Plan(index, Limits(0, 0, 0.0), costs, now)
-    return {snapshot.id: plan.score(snapshot) for snapshot in index}
+    return {snapshot.id: plan.worth(snapshot) for snapshot in index}
 
 
 class _Plan:
@@ -126,7 +205,7 @@ class _Plan:
     def rank(self, snapshots: Iterable[Snapshot]) -> None:
         """Note the value of each: least first, then the longest unused."""
         for snapshot in snapshots:
-            value = self.score(snapshot) if self._by_value else 0.0
+            value = self.worth(snapshot).value if self._by_value else 0.0
             self._candidates[snapshot.id] = snapshot
             self.ranks[snapshot.id] = (value, snapshot.last_used, snapshot.id)
 
@@ -139,13 +218,14 @@ class _Plan:
         if self._by_value:
             self.rank([s for s in self._candidates.values() if self._relied(s, victim)])
 
-    def score(self, snapshot: Snapshot) -> float:
-        covered = self._index.covered(snapshot, self.gone)
+    def worth(self, snapshot: Snapshot) -> Worth:
+        known = self._covered.get(snapshot.id)  # the more are gone, the less is covered
+        covered = self._index.covered(snapshot, self.gone, known)
         self._covered[snapshot.id] = covered
         saved = self._costs.prefill(covered, snapshot.n_tokens)
-        benefit = saved - self._costs.restore(snapshot.size)
+        benefit = max(0.0, saved - self._costs.restore(snapshot.size))
         age = max(1.0, self._now - snapshot.last_used)
-        return max(0.0, benefit) / (max(1, snapshot.size) * age)
+        return Worth(benefit, benefit / (max(1, snapshot.size) * age))
 
     def _relied(self, snapshot: Snapshot, victim: Snapshot) -> bool:
         """Whether the victim held as much of ``snapshot`` as anybody did."""

@@ -28,6 +28,7 @@ function said({ status, link, trouble }) {
     const what = "States are not restored any more: restoring had no effect on this model.";
     return ["warn", what, "Slots are still used; saved states wait for another build or model.", ""];
   }
+  if (status.store?.advice) return ["warn", "New states are not saved.", "", status.store.advice];
   const [kind, what] = MODES[status.mode] ?? ["warn", `Mode ${status.mode}.`];
   return [kind, what, status.why, status.advice];
 }

@@ -21,6 +21,11 @@ function got(row) {
   return row.slot === null ? "" : `slot ${row.slot}`;
 }
 
+/** The reason, but for what the model server does not know: slots say nothing about that. */
+function word({ reason, status, prompt, conversation }) {
+  return status === 404 && prompt === null && !conversation ? "unknown path" : reason;
+}
+
 /** The reason's colour goes by the share that was reused. */
 function reasonClass({ reason, reused, prompt }) {
   const hot = reason === "slot-hit" || reason === "restored";
@@ -38,7 +43,7 @@ function Reused({ row }) {
 }
 
 function Row({ row, open, onToggle }) {
-  const id = `why-${row.request_id}`;
+  const id = `why-${row.seq}`;
   return html`<tr class=${row.status >= 400 ? "failed" : ""} data-request=${row.request_id}>
       <td>
         <button
@@ -54,7 +59,7 @@ function Row({ row, open, onToggle }) {
       </td>
       <td class="wide title">${name(row)}</td>
       <td>
-        <span class="reason ${reasonClass(row)}">${row.reason}</span>
+        <span class="reason ${reasonClass(row)}">${word(row)}</span>
         <span class="faint">${got(row)}${row.side && ` · ${row.side}`}</span>
         <span class="narrow-only title">${name(row)}</span>
         ${row.cold?.sentence && html`<span class="because">cold because ${row.cold.sentence}</span>`}
@@ -97,10 +102,10 @@ export function Requests({ requests }) {
     html`<${Table} label="Requests, the newest first" head=${HEAD}>
       ${rows.slice(0, shown).map(
         (row) => html`<${Row}
-          key=${row.request_id}
+          key=${row.seq}
           row=${row}
-          open=${open === row.request_id}
-          onToggle=${() => setOpen(open === row.request_id ? null : row.request_id)}
+          open=${open === row.seq}
+          onToggle=${() => setOpen(open === row.seq ? null : row.seq)}
         />`,
       )}
     <//>`}

@@ -67,7 +67,7 @@ function doing(row, now) {
       return `Making its slot ready, ${since}`;
     case "prefill": {
       if (!row.prompt || row.processed === null) return `Reading the prompt, ${since}`;
-      const spared = row.cached ? `, ${count(row.cached)} of them cached` : "";
+      const spared = row.cached ? `, ${count(row.cached)} of them reused` : "";
       return `Reading the prompt: ${count(row.processed)} of ${plural(row.prompt, "token")}${spared}`;
     }
     default:

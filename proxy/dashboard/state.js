@@ -32,7 +32,7 @@ function merged(rows, news, id) {
 }
 
 function withRequests(state, news) {
-  const rows = merged(state.requests, news, "request_id").sort(by.newest);
+  const rows = merged(state.requests, news, "seq").sort(by.newest);
   return { ...state, requests: rows.slice(0, MOST_REQUESTS) };
 }
 

@@ -14,10 +14,15 @@ const COSTS = [
   ["Cost", "number"],
 ];
 
-function option(row) {
+/** What an option would do, in the words of the command line (`commands/decisions.py`). */
+function how(row) {
   const slot = row.slot === null ? "any slot" : `slot ${row.slot}`;
-  if (row.snapshot) return `${slot}, snapshot ${row.snapshot.slice(0, 8)}`;
-  return `${slot}, ${row.reason}`;
+  const saved = row.save_first ? `save ${slot}, then ` : "";
+  const waited = row.wait ? `wait for ${slot}, then ` : "";
+  if (row.snapshot) {
+    return `${waited}${saved}restore snapshot ${row.snapshot.slice(0, 8)} into ${slot}`;
+  }
+  return `${waited}${saved}${row.reason === "cold" ? `start cold in ${slot}` : `use ${slot} as it is`}`;
 }
 
 function Costs({ rows }) {
@@ -27,7 +32,7 @@ function Costs({ rows }) {
       ${rows.map(
         (row) => html`<tr class=${row.cost === least ? "best" : ""}>
           <th scope="row">
-            ${option(row)}${row.save_first && ", saved first"}
+            ${how(row)}
             ${row.cost === least && html` <span class="tag">least</span>`}
           </th>
           <td class="number">${count(row.hit)} / ${count(row.prompt)}</td>

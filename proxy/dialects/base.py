@@ -34,7 +34,8 @@ class Call:
     ``cache``: False when the client said ``cache_prompt: false``. ``path``: where the backend takes
     it, ``""`` for the path it came on. ``chat``: ``body`` has ``messages``. ``keep``: a chat
     request whose answer is one whole assistant message, which ``openai_chat.generated`` finds in
-    what the backend sent.
+    what the backend sent. ``settled``: a whole answer as the backend would give it (for
+    ``EventFilter.whole``), where there is nothing to ask it.
     """
 
     raw: bytes
@@ -49,6 +50,7 @@ class Call:
     path: str = ""
     chat: bool = False
     keep: bool = False
+    settled: bytes = b""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

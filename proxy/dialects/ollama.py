@@ -2,12 +2,17 @@
 
 Streamed unless ``stream`` is false, as Ollama's clients expect; FastFlowLM's own ``/api/chat``
 takes the opposite for granted, and crashes when it is asked to stream (fastflowlm.md 1.4).
+
+A request that says nothing loads its model, or unloads it. Here no server does either, so it is
+answered as Ollama answers it, and nobody else is asked.
 """
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -33,10 +38,22 @@ _CONVERTED = (
 _PICTURES = {"/9j/": "jpeg", "iVBORw": "png", "R0lGOD": "gif", "UklGR": "webp"}
 _HINT = "/api/chat takes whole conversations; the server behind applies the model's own template."
 _ROLES = ("assistant", "system", "tool", "user")
+_NO_TIME = re.compile(r"[-+]?(0+(\.0*)?([nuµm]?s|m|h)?)+")  # as Go writes a duration of nothing
 
 
 class OllamaDialect(Translated):
     """What the two APIs share; they differ in how they name what was and what is said."""
+
+    def parse(self, raw: bytes) -> Call:
+        """See ``Dialect``."""
+        call = super().parse(raw)
+        if call.body["messages"]:
+            return call
+        if not call.model:
+            raise BadRequestError("Nothing is said, and 'model' names nothing to be loaded.")
+        reason = "unload" if _at_once(call.extra["given"].get("keep_alive")) else "load"
+        choice = {"message": {"role": "assistant", "content": ""}, "finish_reason": reason}
+        return replace(call, settled=orjson.dumps({"choices": [choice]}))
 
     def convert(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """See ``Translated``. ``keep_alive`` is the backend's own business."""
@@ -53,7 +70,7 @@ class OllamaDialect(Translated):
 
     @abstractmethod
     def messages(self, given: Mapping[str, Any]) -> list[Message]:
-        """What was said, as chat messages."""
+        """What was said, as chat messages; nothing, where the model is only to be loaded."""
 
 
 class OllamaChat(OllamaDialect):
@@ -66,9 +83,9 @@ class OllamaChat(OllamaDialect):
 
     def messages(self, given: Mapping[str, Any]) -> list[Message]:
         """See ``OllamaDialect``."""
-        values = given.get("messages")
-        if not isinstance(values, list) or not values:
-            raise BadRequestError("Field 'messages' must be a list of at least one message.")
+        values = [] if given.get("messages") is None else given["messages"]
+        if not isinstance(values, list):
+            raise BadRequestError("Field 'messages' must be a list.")
         found: list[Message] = []
         waiting: list[tuple[str, str]] = []  # calls without a result: name and id
         for index, value in enumerate(values):
@@ -102,17 +119,27 @@ class OllamaGenerate(OllamaDialect):
         for name in ("context", "raw", "suffix", "template"):
             if given.get(name):
                 raise BadRequestError(f"Field '{name}' cannot be served here.", hint=_HINT)
-        prompt, system = given.get("prompt"), given.get("system") or ""
-        if not isinstance(prompt, str) or not prompt:
-            raise BadRequestError("Field 'prompt' must be a string that says something.")
+        prompt = "" if given.get("prompt") is None else given["prompt"]
+        system = given.get("system") or ""
+        if not isinstance(prompt, str):
+            raise BadRequestError("Field 'prompt' must be a string.")
         if not isinstance(system, str):
             raise BadRequestError("Field 'system' must be a string.")
+        if not prompt:
+            return []
         opening = [{"role": "system", "content": system}] if system else []
         return [*opening, _said("user", prompt, given.get("images"), "prompt")]
 
     def filter(self, call: Call, ping_id: str = "", created: int = 0) -> EventFilter:
         """See ``Dialect``."""
         return GenerateLines(ping_id=ping_id, created=created, model=call.model)
+
+
+def _at_once(keep_alive: Any) -> bool:
+    """The model is to be unloaded after the request: seconds, or a duration as Go writes it."""
+    if isinstance(keep_alive, str):
+        return _NO_TIME.fullmatch(keep_alive) is not None
+    return isinstance(keep_alive, int | float) and keep_alive == 0
 
 
 def _said(role: str, text: str, images: Any, place: str) -> Message:

@@ -17,6 +17,7 @@ from proxy.core.sse import Event
 from proxy.dialects.ollama_errors import translated
 from proxy.dialects.retelling import Retold, arguments_of, cached, text_of
 
+SETTLED = ("load", "unload")  # reasons of an answer to a request that says nothing
 _SECOND = 1e9
 _MILLISECOND = 1e6
 
@@ -79,8 +80,12 @@ class Lines(Retold):
         if calls := _calls(message.get("tool_calls") or []):
             more["tool_calls"] = calls
         said = self._says(text_of(message, "content"), **more)
-        last = _figures(answer.get("usage"), answer.get("timings"))
-        return {**_head(answer), **said, "done": True, "done_reason": _reason(finish), **last}
+        if finish in SETTLED:  # nothing was computed, and Ollama tells no figures then
+            last: Mapping[str, Any] = {"done": True, "done_reason": finish}
+        else:
+            figures = _figures(answer.get("usage"), answer.get("timings"))
+            last = {"done": True, "done_reason": _reason(finish), **figures}
+        return {**_head({**self._head, **answer}), **said, **last}
 
     def _line(self, said: Mapping[str, Any], **more: Any) -> bytes:
         return orjson.dumps({**_head(self._head), **said, **more}) + b"\n"

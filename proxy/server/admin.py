@@ -17,6 +17,7 @@ from proxy.server import events
 from proxy.server.envelope import Handler, json_response
 from proxy.server.gate import OWN
 from proxy.server.health import Readiness, healthz, readyz
+from proxy.telemetry import limits
 from proxy.telemetry.logs import LEVELS
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from proxy.server.events import Hub
     from proxy.server.pages import Pages
 
-_MAX_REQUESTS = 512
-_MAX_LOGS = 1000
 _SPANS = {"1h": 3600.0, "6h": 6 * 3600.0, "24h": 24 * 3600.0}
 _REQUESTS = f"{OWN}/api/requests"
 
@@ -124,14 +123,14 @@ def _state(view: AdminView) -> dict[str, Handler]:
 
 def _logs(view: AdminView, hub: Hub) -> dict[str, Handler]:
     async def requests(request: web.Request) -> web.Response:
-        limit, after = _number(request, "limit", 100, _MAX_REQUESTS), request.query.get("after", "")
+        limit, after = _number(request, "limit", 100, limits.REQUESTS), request.query.get("after", "")
         return json_response({"requests": view.requests(limit, after)})
 
     async def history(request: web.Request) -> web.Response:
         return json_response(view.history(_SPANS[_choice(request, "span", "1h", list(_SPANS))]))
 
     async def logs(request: web.Request) -> web.Response:
-        limit = _number(request, "limit", 100, _MAX_LOGS)
+        limit = _number(request, "limit", 100, limits.LOG_LINES)
         level = _choice(request, "level", LEVELS[0], LEVELS)
         after = _number(request, "after", 0, 2**53, least=0)
         return json_response({"logs": view.logs(limit, level, after)})
@@ -151,7 +150,7 @@ def _request(view: AdminView) -> Handler:
     async def request(request: web.Request) -> web.Response:
         row = view.request(request.match_info["id"])
         if row is None:
-            hint = f"The last {_MAX_REQUESTS} are remembered: see {_REQUESTS}."
+            hint = f"The last {limits.REQUESTS} are remembered: see {_REQUESTS}."
             raise NotFoundError("No such request.", hint=hint)
         return json_response(row)
 

@@ -24,6 +24,7 @@ from proxy.dialects.base import Unreadable
 from proxy.errors import BadRequestError, SlotkeeperError
 from proxy.scheduler import TYPICAL_SECONDS
 from proxy.server import keys
+from proxy.server.chat import NORMALISE
 from proxy.server.explainer import TAIL_TOKENS
 from proxy.server.record import FORESEEN
 
@@ -110,24 +111,30 @@ class DryRun:
         except Unreadable as error:
             raise BadRequestError("This body is passed on as it is.") from error
         before = call.body
-        seen = self._normaliser.preview(call, asked.headers, asked.namespace) if call.chat else None
+        seen = self._preview(call, asked) if call.chat else None
         call = seen.call if seen else call
         prompt = await self._prompt(dialect, call, asked.namespace, seen)
         need, kind = self._scheduler.board.admit(
             Need(prompt, exact=True, wanted=call.id_slot, wide=call.wide, cache=call.cache)
         )
-        need = replace(need, matches=self._matches(need.prompt))
-        rows = self._options(need) if kind is Kind.NARROW else []
+        rows = []
+        if kind is Kind.NARROW:  # elsewhere nothing is restored, and the backend chooses
+            need = replace(need, matches=self._matches(need.prompt))
+            rows = self._options(need)
         return {
             **_known(seen),
             "before": _pretty(before),
-            "after": _pretty(call.body),
+            "after": _pretty(seen.after if seen else call.body),
             "prompt_tokens": len(prompt.tokens) if prompt.tokens is not None else None,
             "options": [worded(option) for option in rows],
             "choice": worded(rows[0]) if rows else None,
             "prefix": self._prefix(need),
             "cold": await self._cold(seen, rows),
         }
+
+    def _preview(self, call: Call, asked: Question) -> Preview:
+        off = asked.headers.get(NORMALISE, "").lower() == "off"
+        return self._normaliser.preview(call, asked.headers, asked.namespace, off=off)
 
     async def _dialect(self, path: str) -> Dialect:
         if path in TRANSLATIONS and path in await self._backend.lacks():
@@ -195,14 +202,16 @@ def worded(option: Option) -> dict[str, object]:
 def _known(seen: Preview | None) -> dict[str, Any]:
     """What the ledger and the rules say."""
     if seen is None:
-        return {"client": None, "side": "", "conversation": None, "known": 0, "rules": []}
-    changes = seen.result.changes
+        return {
+            "client": None, "side": "", "conversation": None, "known": 0, "rules": [], "note": "",
+        }  # fmt: skip
     return {
         "client": seen.client or None,
         "side": "" if seen.side is Side.MAIN else str(seen.side),
         "conversation": _conversation(seen),
         "known": seen.result.known,
-        "rules": [{"rule": change.rule, "where": change.where} for change in changes],
+        "rules": [{"rule": change.rule, "where": change.where} for change in seen.changes],
+        "note": seen.note,
     }
 
 

@@ -32,7 +32,10 @@ FIRST = 50  # rows of each log that a new listener is told
 
 _EVERY = {"status": 4, "slots": 1, "running": 1, "snapshots": 4}  # looked at every so many beats
 _COMMENT = b": alive\n\n"
-_CLOCKS: Mapping[str, tuple[str, ...]] = {"status": ("now",), "snapshots": ("value",)}
+_CLOCKS: Mapping[str, tuple[str, ...]] = {
+    "status": ("now",),
+    "snapshots": ("value", "seconds_saved"),
+}
 """Fields that always change: alone they are no news."""
 
 _HEADERS = {
@@ -111,7 +114,7 @@ class Hub:
         self._listeners: list[Listener] = []
         self._somebody = asyncio.Event()
         self._told: dict[str, bytes] = {}
-        self._decided: dict[str, Decision] = {}
+        self._decided: dict[int, Decision] = {}
         self._seq = 0
         self._beats = 0
         self._closed = False
@@ -120,8 +123,8 @@ class Hub:
         """A row of the decision log is new, or newer."""
         del new
         if self._listeners:
-            self._decided.pop(decision.request_id, None)
-            self._decided[decision.request_id] = decision
+            self._decided.pop(decision.seq, None)
+            self._decided[decision.seq] = decision
 
     async def run(self) -> None:
         """Until cancelled."""

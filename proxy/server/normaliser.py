@@ -25,6 +25,7 @@ from proxy.core.normalise import (
     clients,
     normalise,
     resent,
+    unfrozen,
 )
 from proxy.core.normalise.base import Change, Context
 from proxy.core.normalise.clients import Side
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger("slotkeeper.normalise")
 
 ID_BYTES = 12
+PAUSED = "caching is paused: requests go on as they came, and the backend chooses the slot"
+OFF = "the request asks to go on as it came, so nothing is changed"
+SHADOW = "shadow mode: changes are only reported, and the request goes on as it came"
 FORGOTTEN = 1024  # ids of forgotten conversations an answer may still be running for
 
 
@@ -109,12 +113,19 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What would become of a request: ``call`` as it would be sent."""
+    """What would become of a request now: ``call`` as it would be sent, ``result`` with it.
+
+    ``changes`` make ``after`` of its body; in shadow mode they are only reported. ``note``: why
+    what is sent is not what the rules would make of it, ``""`` if it is.
+    """
 
     client: str
     side: Side
     call: Call
     result: Result
+    changes: tuple[Change, ...]
+    after: Mapping[str, Any]
+    note: str
 
 
 class Normaliser:
@@ -144,6 +155,8 @@ class Normaliser:
         self._shadow = shadow
         self._served = served
         self._paused = paused
+        # Where the backend can reuse nothing, nothing is frozen, and no note tells what is newer.
+        self.reuses: Callable[[], bool] = lambda: True
         self.adapters = Adapters(lambda: served.adapters)
         self._forgotten: deque[str] = deque(maxlen=FORGOTTEN)
 
@@ -170,16 +183,23 @@ class Normaliser:
             turn.kept = self._keep(turn.row)
         return turn
 
-    def preview(self, call: Call, headers: Mapping[str, str], namespace: bytes) -> Preview:
-        """What ``prepare`` would make of it, by the rules that are on; changes nothing.
+    def preview(
+        self, call: Call, headers: Mapping[str, str], namespace: bytes, *, off: bool = False
+    ) -> Preview:
+        """What ``prepare`` would make of it now; changes nothing.
 
         Raises ``RuleFault``, and whatever an odd request makes a rule raise.
         """
         turn = Turn(call)
         turn.client, turn.side = _recognised(call, headers)
-        result = self._made(turn, self._origin(turn, namespace), self.on)
+        origin, paused = self._origin(turn, namespace), self._paused()
+        made = result = self._made(turn, origin, frozenset() if off or paused else self.on)
+        shadow = self._shadow and bool(made.changes)
+        if shadow:
+            result = self._made(turn, origin, frozenset())
         sent = replace(call, raw=result.raw, body=result.body)
-        return Preview(turn.client, turn.side, sent, result)
+        note = PAUSED if paused else OFF if off else SHADOW if shadow else ""
+        return Preview(turn.client, turn.side, sent, result, made.changes, made.body, note)
 
     def forgotten(self, turn: Turn) -> bool:
         """Its owner had its conversation forgotten, perhaps while it ran."""
@@ -281,6 +301,7 @@ class Normaliser:
 
     def _context(self, client: str, on: frozenset[str]) -> Context:
         today = datetime.fromtimestamp(self._clock()).astimezone().strftime("%d %b %Y")
+        on = on if self.reuses() else unfrozen(on)
         return Context(on, client, self._served.traits, today)
 
     def _keep(self, row: Conversation) -> bool:

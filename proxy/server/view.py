@@ -114,10 +114,15 @@ class View:
         details = {
             "mode": str(parts.scheduler.mode),
             "why": "slotkeeper is shutting down" if draining else verdict.why,
-            "advice": verdict.advice,
+            "advice": verdict.advice or self._unsaved(),
             "restores": self._restores(),
         }
         return parts.keeper.up and not draining, details
+
+    def _unsaved(self) -> str:
+        """What to do that states are saved again."""
+        transfer = self._from.transfer
+        return transfer.refused.advice if transfer and transfer.refused else ""
 
     def _restores(self) -> str:
         """Whether snapshots are restored; where nothing is driven, or answers, none is."""
@@ -175,7 +180,7 @@ class View:
         if curator is None:
             return []
         rows = []
-        for snapshot, value in curator.snapshots():
+        for snapshot, worth in curator.snapshots():
             talk = self._from.talks.conversation(snapshot.conversation)
             rows.append(
                 {
@@ -191,7 +196,8 @@ class View:
                     "pinned": snapshot.pinned,
                     "conversation": snapshot.conversation or None,
                     "title": self._title(talk.title if talk else ""),
-                    "value": value,
+                    "value": worth.value,
+                    "seconds_saved": round(worth.seconds, 3),
                 }
             )
         return rows
@@ -215,16 +221,26 @@ class View:
 
     def requests(self, limit: int, after: str = "") -> Sequence[Mapping[str, Any]]:
         """The newest first; only those newer than the request ``after``, as long as it is here."""
-        return [self.decided(one) for one in self._from.history.recent(limit, after)]
+        shared = self._from.history.shared()
+        found = self._from.history.recent(limit, after)
+        return [self._row(one, shared.get(one.request_id, 1)) for one in found]
 
     def request(self, request_id: str) -> Mapping[str, Any] | None:
-        """One of them."""
+        """One of them, the newest of that id; ``note`` says if there are more."""
         found = self._from.history.get(request_id)
         return None if found is None else self.decided(found)
 
     def decided(self, decision: Decision) -> Mapping[str, Any]:
         """A row of the decision log."""
-        return {**decision.as_json(), "title": self._title(decision.title)}
+        return self._row(decision, self._from.history.shared().get(decision.request_id, 1))
+
+    def _row(self, decision: Decision, same: int) -> Mapping[str, Any]:
+        """``same``: how many have its id."""
+        note = decision.note
+        if same > 1:
+            more = f"one of {same} requests with this id, which the client chose"
+            note = f"{note}; {more}" if note else more
+        return {**decision.as_json(), "title": self._title(decision.title), "note": note}
 
     def _title(self, title: str | None) -> str | None:
         return None if self._about.hide_titles else title or None

@@ -209,6 +209,22 @@ class Catalogue:
         return aside.name
 
 
+def peek(folder: Path, kind: str, key: str) -> dict[str, Any] | None:
+    """One row as it was last closed, for somebody who only looks: nothing is made or changed.
+
+    None when there is none, or no catalogue, or none that can be read.
+    """
+    uri = f"{(folder / _DATABASE).absolute().as_uri()}?mode=ro&immutable=1"
+    wanted = "SELECT value FROM Cache WHERE key = ? AND raw = 1 AND mode = 1 AND filename IS NULL"
+    try:
+        with closing(sqlite3.connect(uri, uri=True)) as base:
+            found = base.execute(wanted, (_name(kind, key),)).fetchone()
+        row = orjson.loads(found[0]) if found else None
+    except (sqlite3.Error, orjson.JSONDecodeError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
 def _name(kind: str, key: str) -> str:
     if ":" in kind:
         message = "a kind holds no colon"

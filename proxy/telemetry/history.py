@@ -6,12 +6,14 @@ rule 9). What goes to the structured log is ``Decision.for_log`` and nothing els
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from proxy.core.records import Reason
+from proxy.telemetry import limits
 
 _LOGGED = (
     "request_id", "path", "reason", "status", "total", "queued", "slot", "reused", "first_token",
@@ -30,7 +32,8 @@ class Decision:
     request, ``""`` for none. ``rules``: names of those that changed something (``name (shadow)``:
     would have). ``cold``: why it reused less than its conversation's last prompt: ``cause``,
     ``sentence``, ``before``, ``after``, ``advice``. ``title``: the conversation's, at most 60
-    characters, ``""`` for one that is not remembered.
+    characters, ``""`` for one that is not remembered. ``seq``: its number since the start, which no
+    other has: the request's id may be the client's own, who may give it twice.
     """
 
     request_id: str
@@ -52,6 +55,7 @@ class Decision:
     rules: Sequence[str] = ()
     cold: Mapping[str, str] | None = None
     title: str = field(default="", repr=False)
+    seq: int = 0
 
     @property
     def computed(self) -> int | None:
@@ -80,11 +84,12 @@ Listen = Callable[[Decision, bool], None]
 class History:
     """The newest ``limit`` decisions."""
 
-    def __init__(self, limit: int = 512) -> None:
+    def __init__(self, limit: int = limits.REQUESTS) -> None:
         """``limit``: how many are kept; older ones are dropped."""
         self._decisions: deque[Decision] = deque(maxlen=limit)
         self._forgotten: deque[str] = deque(maxlen=limit)
         self._listeners: list[Listen] = []
+        self._seq = 0
 
     def listen(self, listener: Listen) -> None:
         """Tell ``listener`` of every decision from now on."""
@@ -92,15 +97,16 @@ class History:
 
     def add(self, decision: Decision) -> None:
         """Remember it, and forget the oldest if there are too many."""
-        decision = self._discreet(decision)
+        self._seq += 1
+        decision = replace(self._discreet(decision), seq=self._seq)
         self._decisions.append(decision)
         self._tell(decision, new=True)
 
     def explain(self, request_id: str, cold: Mapping[str, str]) -> None:
-        """The cause of a cold answer was found after it had been remembered."""
-        for place, decision in enumerate(self._decisions):
-            if decision.request_id == request_id:
-                self._change(place, replace(decision, cold=cold))
+        """The cause of a cold answer was found after it had been remembered: the newest of it."""
+        found = self.get(request_id)
+        if found is not None:
+            self._change(self._decisions.index(found), replace(found, cold=cold))
 
     def forget(self, conversation: str) -> None:
         """Its owner had it forgotten: nothing of it is quoted, nor of a request that still runs."""
@@ -113,12 +119,21 @@ class History:
         """The newest of that id; None when it is not, or no longer, here."""
         return next((d for d in reversed(self._decisions) if d.request_id == request_id), None)
 
+    def shared(self) -> Mapping[str, int]:
+        """Ids that several have, and how many."""
+        counts = Counter(decision.request_id for decision in self._decisions)
+        return {request_id: count for request_id, count in counts.items() if count > 1}
+
     def recent(self, n: int, after: str = "") -> list[Decision]:
-        """At most ``n``, the newest first; only those newer than the request ``after``, if here."""
-        newest_first = list(reversed(self._decisions))
-        ids = [decision.request_id for decision in newest_first]
-        newer = newest_first[: ids.index(after)] if after in ids else newest_first
-        return newer[: max(0, n)]
+        """At most ``n``, the newest first; only those newer than the request ``after``, if here.
+
+        Of several of that id the oldest counts: some may be told twice then, but none is missed.
+        """
+        newer = deque(self._decisions)
+        if any(decision.request_id == after for decision in newer):
+            while newer.popleft().request_id != after:
+                pass
+        return list(islice(reversed(newer), max(0, n)))
 
     def first_tokens(self, since: float) -> list[float]:
         """Seconds until the first token of the requests that came after ``since``, ascending."""

@@ -15,7 +15,11 @@ from typing import Any, TextIO
 
 import orjson
 import structlog
+from rich.console import Console
 from structlog.typing import EventDict, Processor, WrappedLogger
+
+from proxy.telemetry import limits
+from proxy.telemetry.lines import line
 
 # Whoever logs one of these made a mistake; the value must not pay for it.
 SECRET_NAMES = frozenset(
@@ -77,7 +81,8 @@ def setup(level: str = "info", fmt: str = "auto", stream: TextIO | None = None) 
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
-        fmt: ``console``, ``json``, or ``auto``: console on a terminal.
+        fmt: ``console`` (lines as ``slotkeeper logs`` prints them), ``json``, or ``auto``:
+            console on a terminal.
         stream: stderr if None.
     """
     stream = sys.stderr if stream is None else stream
@@ -89,16 +94,16 @@ def setup(level: str = "info", fmt: str = "auto", stream: TextIO | None = None) 
         redact,
     ]
     console = fmt == "console" or (fmt == "auto" and stream.isatty())
-    last: Processor = (
-        structlog.dev.ConsoleRenderer(colors=stream.isatty())
-        if console
-        else structlog.processors.JSONRenderer(serializer=_dumps)
-    )
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
+        People(stream)
+        if console
+        else structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=common,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, last],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.JSONRenderer(serializer=_dumps),
+            ],
         )
     )
     root = logging.getLogger()
@@ -116,13 +121,32 @@ def setup(level: str = "info", fmt: str = "auto", stream: TextIO | None = None) 
     )
 
 
+class People(logging.Formatter):
+    """Lines for a person, coloured where the stream is a terminal that can do it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """``stream``: only looked at."""
+        super().__init__()
+        self._console = Console(file=stream, markup=False, emoji=False, highlight=False)
+        self._coloured = self._console.is_terminal and not self._console.legacy_windows
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        text = line(row(record))
+        if not self._coloured:
+            return text.plain
+        with self._console.capture() as captured:
+            self._console.print(text, soft_wrap=True, end="")
+        return captured.get()
+
+
 class Ring(logging.Handler):
     """The newest lines of the log, for the owner's page; what they lack, the stream lacks too.
 
     Beside the stream: ``attach`` it, and ``setup`` lets it stay.
     """
 
-    def __init__(self, limit: int = 1000) -> None:
+    def __init__(self, limit: int = limits.LOG_LINES) -> None:
         """``limit``: how many are kept; older ones are dropped."""
         super().__init__()
         self._rows: deque[dict[str, Any]] = deque(maxlen=limit)
@@ -138,14 +162,8 @@ class Ring(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line; called under the handler's lock, in whatever thread logs."""
-        fields = dict(record.msg) if isinstance(record.msg, dict) else _foreign(record)
         self.seq += 1
-        event = str(fields.pop("event", ""))
-        for name in ("level", "timestamp"):
-            fields.pop(name, None)
-        level = LEVELS[max(0, min(record.levelno // 10, len(LEVELS)) - 1)]
-        head = {"seq": self.seq, "at": record.created, "level": level, "event": event}
-        self._rows.append({**head, "fields": orjson.loads(_dumps(fields))})
+        self._rows.append({"seq": self.seq, **row(record)})
 
     def recent(self, n: int, *, level: str = "debug", after: int = 0) -> list[dict[str, Any]]:
         """At most ``n`` lines of ``level`` or worse, newer than number ``after``, newest last."""
@@ -165,6 +183,17 @@ class Ring(logging.Handler):
             yield
         finally:
             self.release()
+
+
+def row(record: logging.LogRecord) -> dict[str, Any]:
+    """What was logged, as plain values: unix seconds, level, event, and its fields."""
+    fields = dict(record.msg) if isinstance(record.msg, dict) else _foreign(record)
+    event = str(fields.pop("event", ""))
+    for name in ("level", "timestamp"):
+        fields.pop(name, None)
+    level = LEVELS[max(0, min(record.levelno // 10, len(LEVELS)) - 1)]
+    fields = orjson.loads(_dumps(fields))
+    return {"at": record.created, "level": level, "event": event, "fields": fields}
 
 
 def _foreign(record: logging.LogRecord) -> dict[str, Any]:

@@ -31,8 +31,12 @@ async def loud(browser: Chromium) -> AsyncIterator[Page]:
 
 
 @pytest.fixture
-async def page(loud: Page) -> AsyncIterator[Page]:
-    """A tab in which nothing may be logged, and no other origin asked."""
+async def page(loud: Page, api: FakeApi) -> AsyncIterator[Page]:
+    """A tab in which nothing may be logged, and no other origin asked.
+
+    It is judged while ``api`` is still there: a page tries again when its stream ends.
+    """
+    del api
     yield loud
     assert loud.console == []
     ours = urlsplit(loud.requests[0]).netloc

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from typing import Any
 
 NOW = 1_790_000_000.0
@@ -36,6 +37,7 @@ def status(now: float = NOW, **changes: Any) -> dict[str, Any]:
         "store": {
             "path": "/var/lib/slots", "used": 15_247_000_000, "limit": 53_687_091_200,
             "free": 180_000_000_000, "snapshots": 4, "keep_free": 10_737_418_240,
+            "refused": None, "advice": "",
         },
         "queue": {"waiting": 1, "running": 2},
         "totals": {
@@ -132,7 +134,7 @@ def request(number: int, now: float = NOW, **changes: Any) -> dict[str, Any]:
     title = (0, 2, 1, 0, 3)[number % 5]
     prompt = 12_411 - 700 * (number % 5)
     reused = {"slot-hit": prompt - 123, "restored": prompt - 56, "cold": 118}[reason]
-    return {
+    row = {
         "request_id": f"7f3a{number:04d}",
         "at": now - 40 - 67.0 * number,
         "path": "/v1/messages" if title == 0 else "/v1/chat/completions",
@@ -155,6 +157,7 @@ def request(number: int, now: float = NOW, **changes: Any) -> dict[str, Any]:
         "cold": COLD if reason == "cold" else None,
         **changes,
     }
+    return {"seq": zlib.crc32(str(row["request_id"]).encode()), **row}
 
 
 def snapshots(now: float = NOW) -> list[dict[str, Any]]:

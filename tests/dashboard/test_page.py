@@ -77,6 +77,18 @@ async def test_reusing_little_looks_so(page: Page, api: FakeApi) -> None:
     await page.until(f"{hot}?.classList.contains('slot-hit')")
 
 
+async def test_two_requests_of_one_id(page: Page, api: FakeApi) -> None:
+    """A client may give all its requests the same id: each is a row that opens by itself."""
+    await opened(page, api)
+    for seq in (1, 2):
+        twin = sample.request(0, time.time() + 60 + seq, request_id="twin", seq=seq)
+        api.push("request", twin)
+    rows = "document.querySelectorAll('[data-request=twin]')"
+    await page.until(f"{rows}.length === 2")
+    await page.run(f"{rows}[0].querySelector('button').click()")
+    await page.until("document.querySelectorAll('#requests tr.detail').length === 1")
+
+
 async def test_a_model_without_an_alias(page: Page, api: FakeApi) -> None:
     """The head of the page has its file's name, not where that lies."""
     status = sample.status(time.time())
@@ -96,7 +108,7 @@ async def test_why_it_was_cold(page: Page, api: FakeApi) -> None:
     await page.sees("This time", ".why")
     marks = "[...document.querySelectorAll('.why mark')].map((one) => one.innerText).join()"
     assert await page.run(marks) == "13:58,14:01"
-    await page.sees("slot 1, snapshot 5d0c77e1", ".why .best")
+    await page.sees("restore snapshot 5d0c77e1 into slot 1", ".why .best")
     await page.sees("Rules applied", ".why")
     await page.press("Enter", 13)
     await page.until("!document.querySelector('.why')")
@@ -206,6 +218,7 @@ async def test_a_newcomer_is_told_what_to_do(page: Page, api: FakeApi) -> None:
         ({"draining": True}, "Shutting down"),
         ({"restores": "retired"}, "not restored any more"),
         ({"mode": "routed"}, "Placing requests"),
+        ({"store": sample.status()["store"] | {"advice": "unpin some"}}, "unpin some"),
         ({"backend": sample.status()["backend"] | {"up": False}}, "does not answer"),
     ],
 )

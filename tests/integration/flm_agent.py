@@ -71,7 +71,8 @@ class Session:
 
     def ask(self, turn: int) -> None:
         """The person types; the first time the client adds what it knows of the machine."""
-        self.agent.user(f"Turn {turn}: what does file number {turn} return?")
+        again = f", session {self.seed}" if self.seed else ""
+        self.agent.user(f"Turn {turn}{again}: what does file number {turn} return?")
         if turn == 0:
             environment = "# Environment\nWorking directory: /home/u/p\n"
             self.agent.messages.append({"role": "system", "content": environment})

@@ -19,6 +19,7 @@ from proxy.checks import engine
 from proxy.checks.finding import Finding, Level
 from proxy.engine import free_port
 from proxy.errors import BackendRefusedError
+from tests.integration.conftest import Serve
 from tests.integration.fake_llama_server import FakeLlamaServer
 from tests.integration.proxies import posts, settings
 
@@ -70,9 +71,29 @@ async def test_without_probe_nothing_is_computed(fake: FakeLlamaServer, slot_dir
     report = await examine(fake, slot_dir, probe=False)
     assert report.good
     assert of(report, "mode").text.startswith("not tried")
+    assert of(report, "memory").text == "class not known; `slotkeeper doctor --probe` finds out"
     assert [one.target.partition("?")[2] for one in posts(fake)] == ["action=save"]
     assert fake.engine.slots[0].tokens == [1, 2, 3]
     assert left_in(slot_dir) == []
+
+
+async def test_without_probe_the_record_knows(
+    fake: FakeLlamaServer, slot_dir: Path, serve: Serve
+) -> None:
+    """What a proxy that is gone proved of this very server holds; not of a restarted one."""
+    await (await serve()).stop()
+    before = sorted(path.name for path in (slot_dir / "slotkeeper" / "catalogue.d").iterdir())
+    report = await examine(fake, slot_dir, probe=False)
+    assert of(report, "mode").text.startswith("exclusive: ")
+    assert "found out earlier" in of(report, "mode").text
+    assert of(report, "memory").text.startswith("class A")
+    assert before == sorted(
+        path.name for path in (slot_dir / "slotkeeper" / "catalogue.d").iterdir()
+    ), "it only looks"
+    await fake.restart()
+    report = await examine(fake, slot_dir, probe=False)
+    assert of(report, "mode").text.startswith("not tried")
+    assert of(report, "memory").level is Level.NOTE
 
 
 async def test_the_ram_cache_is_on(fake: FakeLlamaServer, slot_dir: Path) -> None:
@@ -177,20 +198,22 @@ async def test_no_folder_is_named(fake: FakeLlamaServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ready", "good"),
+    ("ready", "good", "memory"),
     [
-        (READY, True),
-        (READY | {"mode": "forward", "why": "RAM cache"}, False),
-        (READY | {"ready": False}, False),
+        (READY, True, "class A: "),
+        (READY | {"mode": "forward", "why": "RAM cache"}, False, "class not known: "),
+        (READY | {"mode": "forward", "why": f"a {engine.WINDOW} model"}, False, "class B or C "),
+        (READY | {"ready": False}, False, "class A: "),
     ],
 )
 async def test_a_proxy_is_running(
-    fake: FakeLlamaServer, slot_dir: Path, ready: dict[str, Any], good: bool
+    fake: FakeLlamaServer, slot_dir: Path, ready: dict[str, Any], good: bool, memory: str
 ) -> None:
     """The slots are its own: nothing is asked of them, its verdict is told instead."""
     report = await examine(fake, slot_dir, ready)
     assert report.good is good
     assert of(report, "mode").text == f"{ready['mode']}: {ready['why']}"
+    assert of(report, "memory").text.startswith(memory)
     assert "running proxy" in of(report, "round trip").text
     assert posts(fake) == []
 

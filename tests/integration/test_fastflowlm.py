@@ -38,7 +38,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def emulated(serve: Serve, **options: Any) -> AsyncIterator[tuple[Emulator, Proxy]]:
     """The emulator and a proxy that found out by itself what it is."""
-    settings = {"keys": options.pop("keys")} if "keys" in options else {}
+    settings = {n: options.pop(n) for n in ("keys", "ping_interval") if n in options}
     async with Emulator(Options(**{"model": CKPT, **options})) as emu:
         proxy = await serve(url=emu.url, slot_dir=None, **settings)
         assert (proxy.app.scheduler.mode, proxy.app.scheduler.total_slots) == (Mode.ROUTED, 1)

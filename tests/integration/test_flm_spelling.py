@@ -7,6 +7,7 @@ come back as it wrote them (fastflowlm.md 3.3). Beside each run, the same withou
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -17,6 +18,7 @@ from proxy.core import hold
 from tests.emulators.fastflowlm import Answer, Emulator, Options, Record
 from tests.emulators.fastflowlm.client import ask
 from tests.emulators.fastflowlm.engine import Engine
+from tests.emulators.fastflowlm.tokens import tokenizer_json
 from tests.integration.conftest import Serve
 from tests.integration.proxies import CHAT
 
@@ -49,18 +51,22 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def model_that_writes(spelling: str) -> Callable[[Record, Engine], Answer]:
-    """A call per answer, its arguments written like that."""
+    """A call per answer, its arguments written like that; like each in turn, if there is a plus."""
+    turns = spelling.split(" + ")
 
     def script(record: Record, _engine: Engine) -> Answer:
         step = sum(message["role"] == "assistant" for message in record.body["messages"])
-        return Answer(f"Step {step}.", calls=(("read", SPELLINGS[spelling](step)),))
+        written = SPELLINGS[turns[step % len(turns)]](step)
+        return Answer(f"Step {step}.", calls=(("read", written),))
 
     return script
 
 
-async def loop(say: Ask, writes: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+async def loop(
+    say: Ask, writes: Callable[[dict[str, Any]], dict[str, Any]], asked: str = LONG
+) -> None:
     """A turn of many steps. ``writes``: what its client makes of a call before it comes back."""
-    messages: list[Any] = [{"role": "user", "content": LONG}]
+    messages: list[Any] = [{"role": "user", "content": asked}]
     for _ in range(STEPS):
         message = await say(messages)
         (call,) = message["tool_calls"]
@@ -76,17 +82,21 @@ def reformatted(call: dict[str, Any]) -> dict[str, Any]:
 
 
 async def through(
-    serve: Serve, emu: Emulator, writes: Callable[[dict[str, Any]], dict[str, Any]]
+    serve: Serve,
+    emu: Emulator,
+    writes: Callable[[dict[str, Any]], dict[str, Any]],
+    tokenizer: str = "",
+    asked: str = LONG,
 ) -> None:
     """The loop before the proxy."""
-    proxy = await serve(url=emu.url, slot_dir=None)
+    proxy = await serve(url=emu.url, slot_dir=None, tokenizer=tokenizer)
 
     async def say(messages: list[Any]) -> dict[str, Any]:
         got = await proxy.ask(CHAT, {"messages": messages, "tools": TOOLS})
         assert got.status == 200, got.raw
         return got.json["choices"][0]["message"]  # type: ignore[no-any-return]
 
-    await loop(say, writes)
+    await loop(say, writes, asked)
     await proxy.stop()
 
 
@@ -135,6 +145,84 @@ async def test_a_loop(
         assert missed(emu) == [*range(1, misses + 1)]
         first = sum(chat.prefill_seconds for chat in emu.chats()[1 : misses + 1])
         assert emu.prefill_seconds <= bare.prefill_seconds * 1.01 + first * (spelling[0] == "c")
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> str:
+    """The emulated model's own."""
+    named = tmp_path / "tokenizer.json"
+    named.write_text(tokenizer_json())
+    return str(named)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "misses"),
+    [
+        ("spaced, as the schema", []),
+        ("compact, sorted", []),
+        ("compact, sorted + spaced, as the schema", []),
+        ("spaced, as the schema + compact, sorted + compact, sorted", []),
+        ("spaced, sorted", [1]),
+        ("compact, as the schema", [1]),
+        ("any order", [*range(1, STEPS)]),
+    ],
+)
+async def test_a_tokenizer_tells_the_blanks(
+    serve: Serve, tokenizer: str, spelling: str, misses: list[int]
+) -> None:
+    """From the first answer on, whatever it is mixed with; only the order of keys is learned."""
+    async with Emulator(Options(model="qwen3-it:4b")) as emu:
+        emu.script = model_that_writes(spelling)
+        await through(serve, emu, dict, tokenizer)
+        assert missed(emu) == misses
+
+
+@pytest.mark.parametrize("mixed", [
+    "compact, sorted + spaced, as the schema",
+    "spaced, as the schema + compact, sorted",
+    "compact, sorted + compact, sorted + spaced, sorted",
+    "any order + compact, sorted + spaced, as the schema",
+    "compact, as the schema + spaced, sorted + compact, sorted",
+])  # fmt: skip
+async def test_a_model_that_mixes_them(serve: Serve, tokenizer: str, mixed: str) -> None:
+    """Is found no more seldom than without the proxy, a few tries apart the first time ever.
+
+    Three at most, one for each spelling that is not the server's own.
+    """
+    figures = []
+    for number, known in enumerate(("", "", tokenizer)):  # with the tokenizer in the end
+        async with (
+            Emulator(Options(model="qwen3-it:4b")) as emu,
+            Emulator(Options(model="qwen3-it:4b")) as bare,
+        ):
+            emu.script = bare.script = model_that_writes(mixed)
+            await through(serve, emu, dict, known, f"{number} {LONG}")
+            await direct(bare)
+            figures.append((len(missed(emu)), len(missed(bare))))
+    print(f"{mixed}: misses through the proxy and without, {figures}")
+    (first, without), *later = figures
+    assert first <= without + 3
+    assert all(found <= without for found, _ in later)
+
+
+@pytest.mark.parametrize("model", ["qwen3-it:4b", "qwen3.5:4b"])
+async def test_a_proxy_that_is_restarted(serve: Serve, model: str) -> None:
+    """In the middle of a loop: the next one writes all calls as they went out, and finds them.
+
+    Though the client names no model, and no answer has told the new proxy which is loaded.
+    """
+    async with Emulator(Options(model=model)) as emu:
+        emu.script = model_that_writes("spaced, as the schema")
+        messages: list[Any] = [{"role": "user", "content": LONG}]
+        for _ in range(3):
+            proxy = await serve(url=emu.url, slot_dir=None)
+            for _ in range(2):
+                got = await proxy.ask(CHAT, {"messages": messages, "tools": TOOLS, "model": "gpt"})
+                message = got.json["choices"][0]["message"]
+                (call,) = message["tool_calls"]
+                messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": "-"}]
+            await proxy.stop()
+        assert missed(emu) == []
 
 
 async def test_a_model_that_does_not_mind(serve: Serve) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import io
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import orjson
 import pytest
 
 from proxy.core.records import Mode
+from proxy.core.retention import Limits
 from proxy.server import events
 from proxy.server.sampler import Sampler
 from tests.integration.conftest import Serve
@@ -127,6 +129,21 @@ async def test_one_request(proxy: Proxy) -> None:
     assert "api/requests" in missing.json["error"]["hint"]
 
 
+async def test_an_id_of_the_clients_own_given_twice(proxy: Proxy) -> None:
+    """Both are rows of the log under it; asked for, the newest is told, and that there are 2."""
+    mine = {"X-Request-Id": "mine"}
+    for text in ("one", "two"):
+        answer = await proxy.ask(CHAT, chat(text), headers=mine)
+        assert answer.headers["x-request-id"] == "mine"
+    newest, oldest = (await proxy.page("api/requests"))["requests"]
+    assert (newest["request_id"], oldest["request_id"]) == ("mine", "mine")
+    assert newest["seq"] > oldest["seq"]
+    found = await proxy.page("api/requests/mine")
+    assert found == newest
+    assert found["note"].startswith("one of 2 requests with this id")
+    assert (await proxy.page("api/requests?after=mine"))["requests"] == [newest]
+
+
 async def test_running(proxy: Proxy, fake: FakeLlamaServer) -> None:
     """A prefill shows how far it is, an answer that it is one; who waits, that it waits."""
     stall = fake.fail("stall", on=CHAT, at="progress")
@@ -207,14 +224,66 @@ async def test_verify_and_prune(proxy: Proxy, slot_dir: Path) -> None:
     await asyncio.to_thread(path.write_bytes, data[:-1] + bytes([data[-1] ^ 1]))
     assert (await act(proxy, "api/snapshots/verify")).json == {"checked": 2, "bad": [bad["id"]]}
     assert (await act(proxy, "api/snapshots/prune")).json == {"removed": [], "bytes": 0}
-    curator = proxy.app.curator
-    assert curator is not None
-    place = curator.place
-    limits = type(place.limits)(good["bytes"], 9, 1e9)
-    curator.place = type(place)(place.path, limits, place.budget)
+    transfer = proxy.app.transfer
+    assert transfer is not None
+    transfer.limits = Limits(good["bytes"], 9, 1e9)
     pruned = (await act(proxy, "api/snapshots/prune")).json
     assert len(pruned["removed"]) == 1
     assert len((await proxy.page("api/snapshots"))["snapshots"]) == 1
+
+
+@pytest.mark.parametrize("way", ["rm", "prune"])
+async def test_a_slot_is_unsaved_without_its_snapshot(proxy: Proxy, serve: Serve, way: str) -> None:
+    """It is not written back while it idles on, but not lost at the drain either."""
+    row = await saved(proxy, f"one {LONG}")
+    transfer = proxy.app.transfer
+    assert transfer is not None
+    before = transfer.limits
+    if way == "rm":
+        await act(proxy, f"api/snapshots/{row['id']}", method="DELETE")
+    else:
+        transfer.limits = Limits(before.max_bytes, before.max_files, max_age=-1.0)
+        assert (await act(proxy, "api/snapshots/prune")).json["removed"] == [row["id"]]
+        transfer.limits = before
+    await proxy.look()
+    slots = (await proxy.page("api/slots"))["slots"]
+    assert [slot["saved_tokens"] for slot in slots if slot["tokens"]] == [0]
+    assert (await proxy.page("api/snapshots"))["snapshots"] == []
+    await proxy.stop()
+    again = await serve(prewarm=False)
+    (found,) = (await again.page("api/snapshots"))["snapshots"]
+    assert found["tokens"] == row["tokens"]
+
+
+async def test_forgetting_one_of_two_branches(proxy: Proxy) -> None:
+    """What the other had saved in its snapshot is not saved any more."""
+    await saved(proxy, f"one {LONG}")
+    table = proxy.app.scheduler.table
+    (slot,) = [row for row in table if row.content]
+    assert slot.content is not None
+    branch = replace(slot.content, prompt=replace(slot.content.prompt, conversation="branch"))
+    table.hold(slot.index, branch)
+    one = slot.content.prompt.conversation
+    assert (await act(proxy, f"api/conversations/{one}/forget")).json["snapshots"] == 1
+    held = table[slot.index].content
+    assert held is not None
+    assert (held.n_saved, held.storable) == (0, True)
+
+
+async def test_pins_that_fill_the_store(proxy: Proxy) -> None:
+    """Nothing can be saved any more: the status says why, and what to do; then it does not."""
+    row = await saved(proxy, f"one {LONG}")
+    assert (await act(proxy, f"api/snapshots/{row['id']}/pin", {"pinned": True})).status == 200
+    transfer = proxy.app.transfer
+    assert transfer is not None
+    transfer.limits = Limits(row["bytes"] + 10, 9, 1e9)
+    await saved(proxy, f"two {LONG}")
+    told = await proxy.page("api/status")
+    assert told["store"]["refused"] == "pins-full"
+    assert told["advice"] == told["store"]["advice"]
+    assert "cache pin --off" in told["advice"]
+    assert (await act(proxy, f"api/snapshots/{row['id']}/pin", {"pinned": False})).status == 200
+    assert (await proxy.page("api/status"))["advice"] == ""
 
 
 async def test_without_a_store(serve: Serve) -> None:
@@ -302,6 +371,17 @@ async def test_explain_changes_nothing(proxy: Proxy, fake: FakeLlamaServer) -> N
     assert told["prefix"]["slot"] == told["choice"]["slot"]
     assert told["prefix"]["tokens"] >= told["choice"]["hit"] > 300
     assert told["cold"] is None
+
+
+async def test_explain_while_caching_is_paused(proxy: Proxy) -> None:
+    """What would happen now: nothing is changed, nothing restored; and that is said in words."""
+    await saved(proxy, f"one {LONG}")
+    await act(proxy, "api/pause")
+    part = {"role": "user", "content": [{"type": "text", "text": f"one {LONG}"}]}
+    told = (await act(proxy, "api/explain", {"path": CHAT, "request": {"messages": [part]}})).json
+    assert (told["rules"], told["before"]) == ([], told["after"])
+    assert told["note"].startswith("caching is paused")
+    assert (told["options"], told["prefix"]["snapshot"]) == ([], None)
 
 
 async def test_explain_says_what_breaks_a_prefix(proxy: Proxy) -> None:

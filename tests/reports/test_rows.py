@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from types import FunctionType, ModuleType
 
-from tests.reports import test_agents, test_frontends, test_headers, test_wire
+from tests.reports import test_agents, test_flm, test_frontends, test_headers, test_wire
 
 # The numbers of the rows; numbers that are missing were merged with others.
 ROWS = frozenset({
@@ -16,14 +16,11 @@ ROWS = frozenset({
     66, 67, 68, 71, 73, 74, 75,  # proxies that broke something
 })  # fmt: skip
 LEFT_OUT = {
-    51: "ROCm/FastFlowLM#733: a retry joins the running request. There is no driver for it yet.",
-    52: "ROCm/FastFlowLM#737: a fault of that server; its driver will queue and say so.",
-    53: "ROCm/FastFlowLM#486: hit or miss is to be read from its timing; no driver yet.",
     54: "ggml-org/llama.cpp#22746: what a hybrid model keeps is the engine's affair. That prompts"
     " are exact to the end is row 55 and 57; memory class B is tested on real hybrid models.",
     64: "vllm-project/vllm#42317: nothing to do, only to measure and not to promise.",
 }
-MODULES = (test_headers, test_agents, test_frontends, test_wire)
+MODULES = (test_headers, test_agents, test_flm, test_frontends, test_wire)
 _NUMBER = re.compile(r"(?:test_)?(\d+)(?:[ _]|$)")
 
 

@@ -108,6 +108,10 @@ class FakeEffects:
         await self._step("save", slot)
         return replace(content, n_saved=content.n_tokens)
 
+    def on_disk(self, content: Content) -> Content:
+        """All that was saved."""
+        return content
+
     async def restore(self, slot: int, snapshot: Snapshot) -> bool:
         """As the test says."""
         await self._step("restore", slot, snapshot.id)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from proxy.core.prefix import PrefixIndex
 from proxy.core.records import Snapshot
-from proxy.core.retention import Limits
+from proxy.core.retention import Limits, Refusal
 from proxy.curator import Curator, Place
 from proxy.store.files import StoreError
 from proxy.telemetry.metrics import Metrics
-from proxy.transfer import Budget
+from proxy.transfer import Budget, Transfer
 from tests.unit.doubles import Clock
 from tests.unit.factories import costs, snapshot
 
@@ -69,37 +67,28 @@ class FakeStore:
             del self.rows[name]
 
 
-class FakeTransfer:
-    """The index of one fingerprint."""
-
-    def __init__(self, rows: Iterable[Snapshot]) -> None:
-        self.index = PrefixIndex()
-        self.costs = costs()
-        self.calls: Counter[str] = Counter()
-        for row in rows:
-            self.index.add(row)
-
-    def barred(self, snapshot_id: str) -> bool:
-        """One."""
-        return snapshot_id == "b"
-
-    def gauge(self) -> None:
-        """Counted."""
-        self.calls["gauge"] += 1
-
-
 class Bench:
     """A store of two fingerprints: ``a`` and ``b`` of ours, ``x`` of another."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         ours = [snapshot(range(100), "a", used=900.0), snapshot(range(500, 600), "b", used=990.0)]
-        self.store = FakeStore(*ours, replace(snapshot(range(9), "x"), fingerprint="other"))
-        self.transfer = FakeTransfer(ours)
-        self.metrics = Metrics()
-        store: Any = self.store
-        transfer: Any = self.transfer
-        place = Place(Path("p"), limits or Limits(10**9, 9, 10**9), Budget(7, 8))
-        self.curator = Curator(store, transfer, self.metrics, Clock(), place)
+        other = replace(snapshot(range(9), "x", used=800.0), fingerprint="other")
+        self.store = FakeStore(*ours, other)
+        self.metrics, store, backend = Metrics(), cast("Any", self.store), cast("Any", None)
+        limits, budget = limits or Limits(10**9, 9, 10**9), Budget(7, 8)
+        clock = Clock()
+        self.transfer = Transfer(backend, store, self.metrics, clock, limits, budget)
+        self.transfer.fingerprint, self.transfer.costs = ours[0].fingerprint, costs()
+        for row in ours:
+            self.transfer.index.add(row)
+        self.told = 0
+        self.transfer.on_removed = self.tell
+        place = Place(Path("p"), limits, budget)
+        self.curator = Curator(store, self.transfer, self.metrics, clock, place)
+
+    def tell(self) -> None:
+        """Slots are told that snapshots went."""
+        self.told += 1
 
     def left(self) -> tuple[set[str], set[str]]:
         """On disk, and in the index."""
@@ -112,10 +101,12 @@ async def test_what_is_there() -> None:
     await bench.curator.look()
     assert bench.curator.usage() == {
         "path": "p", "used": 209_000, "limit": 10**9, "free": 10**9, "snapshots": 3, "keep_free": 7,
+        "refused": None, "advice": "",
     }  # fmt: skip
     rows = bench.curator.snapshots()
     assert [row.id for row, _ in rows] == ["b", "a"]
-    assert all(worth > 0 for _, worth in rows)
+    assert all(worth.value > 0 and worth.seconds > 0 for _, worth in rows)
+    bench.store.quarantine = {"b"}
     assert bench.curator.barred("b")
 
 
@@ -138,7 +129,8 @@ async def test_remove() -> None:
     assert bench.left() == ({"b"}, {"b"})
     assert not await bench.curator.remove("a")
     assert bench.metrics.read("evictions_total")["evictions_total", "removed"] == 2
-    assert bench.transfer.calls["gauge"] == 2
+    assert bench.told == 2
+    assert bench.metrics.read("store_bytes")["store_bytes",] == 100_000
 
 
 async def test_a_disk_that_refuses_keeps_the_index() -> None:
@@ -169,6 +161,47 @@ async def test_prune() -> None:
     bench.store.quarantine = {"a", "b"}
     assert await bench.curator.prune() == (["b"], 100_000)
     assert bench.left() == ({"a"}, {"a"})
+    assert bench.told == 2
     assert await bench.curator.prune() == ([], 0)
     await bench.curator.pin("a", pinned=False)
     assert await bench.curator.prune() == (["a"], 100_000)
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "most_files", "gone"),
+    [
+        (209_000, 3, []),
+        (208_999, 3, ["x"]),
+        (209_000, 2, ["x"]),
+        (199_999, 3, ["x", "a"]),
+        (209_000, 1, ["x", "a"]),
+    ],
+)
+async def test_prune_is_of_the_whole_store(
+    most_bytes: int, most_files: int, gone: list[str]
+) -> None:
+    """Other models' snapshots count against the limits, and go before those in use."""
+    bench = Bench(Limits(most_bytes, most_files, 10**9))
+    assert (await bench.curator.prune())[0] == gone
+
+
+async def test_prune_leaves_room_for_what_others_have_pinned() -> None:
+    """A pinned snapshot of another model stays; what is in use has so much less."""
+    bench = Bench(Limits(208_000, 9, 10**9))
+    await bench.curator.pin("x", pinned=True)
+    assert await bench.curator.prune() == (["a"], 100_000)
+
+
+@pytest.mark.parametrize("way", ["unpin", "remove"])
+async def test_advice_ends_when_its_cause_does(way: str) -> None:
+    """Why the last save was refused is said until its owner did something about it."""
+    bench = Bench()
+    bench.transfer.refused = Refusal.PINS_FULL
+    usage = bench.curator.usage()
+    assert usage["refused"] == "pins-full"
+    assert "unpin" in usage["advice"]
+    if way == "unpin":
+        await bench.curator.pin("a", pinned=False)
+    else:
+        await bench.curator.remove("a")
+    assert (bench.curator.usage()["refused"], bench.curator.usage()["advice"]) == (None, "")

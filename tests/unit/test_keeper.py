@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from proxy.backends.base import Facts, Verdict
+from proxy.core.placement import Need
 from proxy.core.prefix import PrefixIndex
 from proxy.core.records import Mode, Snapshot
 from proxy.core.routing import Routing
@@ -34,6 +35,8 @@ class FakeTransfer(FakeEffects):
     barring: frozenset[str] = frozenset()
     remembered: bool = False
     saves: bool = True
+    on_removed: Callable[[], None] = field(default=lambda: None)
+    disk: int | None = None  # so many tokens are left on it
 
     fingerprint: str = ""
     instance: str = ""
@@ -46,6 +49,11 @@ class FakeTransfer(FakeEffects):
     def barred(self, snapshot_id: str) -> bool:
         """As the test says."""
         return snapshot_id in self.barring
+
+    def on_disk(self, content: Content) -> Content:
+        """As the test says."""
+        left = content.n_saved if self.disk is None else self.disk
+        return replace(content, n_saved=min(content.n_saved, left))
 
     async def remember(self) -> None:
         """Recorded."""
@@ -261,6 +269,41 @@ async def test_an_idle_slot_is_saved_once() -> None:
     held = bench.scheduler.table[0].content
     assert held is not None
     assert held.n_saved == 900
+
+
+async def test_what_was_removed_by_hand_is_saved_before_it_is_lost() -> None:
+    """Not while the slot idles on, or removing would do nothing; at the drain, or when changed."""
+    bench = Bench()
+    await bench.keeper.step()
+    bench.fill(0, 900)
+    bench.fill(1, 900, n_saved=100)
+    bench.clock.now += 4
+    await bench.saver.save(0)
+    bench.transfer.disk, bench.transfer.done = 200, []
+    bench.transfer.on_removed()
+    held = [slot.content.n_saved for slot in bench.scheduler.table if slot.content]
+    assert held == [200, 100]
+    await bench.keeper.step()
+    assert bench.transfer.done == [("save", 1)], "its own unsaved work is still saved"
+    bench.transfer.disk = None
+    await bench.keeper.drain(1.0)
+    assert bench.transfer.done == [("save", 1), ("save", 0)]
+
+
+async def test_what_was_removed_and_goes_on_is_saved_again() -> None:
+    """A turn later it is a state like any other."""
+    bench = Bench()
+    await bench.keeper.step()
+    bench.fill(0, 900, n_saved=900)
+    bench.transfer.disk = 0
+    bench.transfer.on_removed()
+    bench.clock.now += 4
+    await bench.keeper.step()
+    assert bench.transfer.done == []
+    bench.fill(0, 950)
+    bench.clock.now += 4
+    await bench.keeper.step()
+    assert bench.transfer.done == [("save", 0)]
 
 
 async def test_nothing_is_saved_that_may_not_be() -> None:
@@ -505,6 +548,13 @@ class Processes(FakeBackend):
     """Two that hold one conversation each."""
 
     missing: frozenset[int] = frozenset()
+    back = False  # who was missing answers again when it is asked
+
+    async def instance(self) -> str:
+        """Asked for, all are back, if the test says so."""
+        if self.back:
+            self.missing = frozenset()
+        return await super().instance()
 
     @property
     def absent(self) -> frozenset[int]:
@@ -555,6 +605,32 @@ async def test_a_missing_process_is_told() -> None:
     backend.missing = frozenset()
     await bench.keeper.step()
     assert bench.keeper.verdict == ROUTED
+
+
+async def test_a_process_that_was_away_between_two_looks() -> None:
+    """What it held is gone all the same, and so is what was sent to it meanwhile."""
+    bench, backend = routed_bench()
+    await bench.keeper.step()
+    bench.fill(0, 5000)
+    bench.fill(1, 5000)
+
+    async with bench.scheduler.lease(Need(chat("c1", "a")), chat) as lease:  # type: ignore[arg-type]
+        lease.sent = True
+        assert lease.slot == 1
+        backend.missing, backend.back = frozenset({1}), True
+        await bench.keeper.step()
+        assert backend.missing == frozenset()
+        bench.scheduler.observed(lease, 0, 5000)
+        lease.finish(5000)
+    await bench.scheduler.quiet()
+    held = [row.content is not None for row in bench.scheduler.table]
+    assert held == [True, False]
+    async with bench.scheduler.lease(Need(chat("c1", "a")), chat) as lease:  # type: ignore[arg-type]
+        lease.sent = True
+        bench.scheduler.observed(lease, 0, 5000)
+        lease.finish(5000)
+    held = [row.content is not None for row in bench.scheduler.table]
+    assert held == [True, True]
 
 
 async def test_all_of_them_gone() -> None:

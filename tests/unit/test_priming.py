@@ -16,12 +16,13 @@ from proxy.core.queue import Lease
 from proxy.core.records import Prompt
 from proxy.core.routing import Routing
 from proxy.errors import BackendUnreachableError
-from proxy.priming import Primer, again
+from proxy.priming import TRIES, Primer, again
 from proxy.scheduler import Scheduler
 from proxy.telemetry.metrics import Metrics
 from tests.unit.doubles import Clock, FakeBackend, FakeEffects
 from tests.unit.factories import chat, costs
 
+BESIDE = "/v1/embeddings"
 TIMINGS = {"cache_n": 0, "prompt_n": 5000, "prompt_ms": 50_000.0}
 
 
@@ -89,7 +90,7 @@ class Bench:
             max_queue=8,
             queue_timeout=60.0,
         )
-        self.scheduler.route(total, Routing(serial=False))
+        self.scheduler.route(total, Routing(serial=False, beside=frozenset({BESIDE})))
         self.primer = Primer(
             self.scheduler,
             self.backend,  # type: ignore[arg-type]
@@ -111,6 +112,14 @@ class Bench:
         """A conversation of 50 s, then a short one in its place."""
         await self.turn(chat("s", "q"))
         await self.turn(chat("x"), 100)
+
+    async def embed(self) -> None:
+        """A request that leaves the slot as it is."""
+        need = Need(chat(), exact=True, wide=True, path=BESIDE)
+        async with self.scheduler.lease(need, unresolved) as lease:
+            lease.sent = True
+        await self.scheduler.quiet()
+        self.clock.now += IDLE_SECONDS
 
     async def done(self) -> None:
         """Until the primer has nothing to do any more."""
@@ -224,6 +233,47 @@ async def test_another_conversation_breaks_it_off(bench: Bench) -> None:
     held = bench.scheduler.table[0].content
     assert held is not None
     assert held.prompt.chain == chat("y").chain
+
+
+async def test_after_an_embedding_it_begins_anew(bench: Bench) -> None:
+    """It waits for nobody, but what it broke off is not lost by it."""
+    await bench.displace()
+    bench.backend.gate.clear()
+    bench.primer.look()
+    await bench.backend.begun.wait()
+    await bench.embed()
+    assert bench.counted("broken-off")
+    bench.backend.gate.set()
+    bench.primer.look()
+    await bench.done()
+    assert bench.counted("done")
+    assert (await bench.turn(chat("s", "q", "a", "r"))).option.hit == 5000
+
+
+async def test_embeddings_without_end(bench: Bench) -> None:
+    """Who asks every few seconds would have it computed for ever."""
+    await bench.displace()
+    bench.backend.gate.clear()
+    for _ in range(TRIES + 2):
+        bench.backend.begun.clear()
+        bench.primer.look()
+        if bench.primer._task is not None:
+            await bench.backend.begun.wait()
+        await bench.embed()
+    assert len(bench.backend.sent) == TRIES
+
+
+async def test_after_two_embeddings_at_once_too(bench: Bench) -> None:
+    """The second one finds it broken off already, and is no further try."""
+    await bench.displace()
+    bench.backend.gate.clear()
+    bench.primer.look()
+    await bench.backend.begun.wait()
+    await asyncio.gather(*(bench.embed() for _ in range(TRIES + 1)))
+    bench.backend.gate.set()
+    bench.primer.look()
+    await bench.done()
+    assert bench.counted("done")
 
 
 async def test_its_own_next_turn_waits_for_it(bench: Bench) -> None:

@@ -609,12 +609,12 @@ async def test_a_broken_connection_costs_routed_only_its_slot(routed: Bench) -> 
 
 async def test_arrivals_are_told(routed: Bench) -> None:
     """Not those of idle work itself."""
-    seen: list[Prompt] = []
+    seen: list[Need] = []
     routed.scheduler.on_arrival = seen.append
     await routed.turn(Need(chat("s", "q")), 0, 900, 950)
     routed.clock.now += 10
     await routed.turn(Need(chat("y"), wanted=0, idle=True), 0, 900, 950)
-    assert [prompt.chain for prompt in seen] == [chat("s", "q").chain]
+    assert [need.prompt.chain for need in seen] == [chat("s", "q").chain]
 
 
 async def test_who_came_before_the_verdict_is_routed() -> None:

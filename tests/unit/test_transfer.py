@@ -13,7 +13,7 @@ import pytest
 
 from proxy.backends.base import StateIO
 from proxy.core.records import Prompt, Snapshot
-from proxy.core.retention import Limits
+from proxy.core.retention import Limits, Refusal
 from proxy.core.slots import Content
 from proxy.errors import (
     BackendRefusedError,
@@ -22,7 +22,7 @@ from proxy.errors import (
     SlotkeeperError,
 )
 from proxy.store.snapshots import SnapshotStore, StoreError
-from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.metrics import Cause, Metrics
 from proxy.transfer import DAY, Budget, Transfer
 from tests.state_files import state_bytes
 from tests.unit.doubles import Clock
@@ -452,6 +452,84 @@ async def test_limits_count_other_models_too_and_theirs_go_first(place: Place) -
     place.clock.now += 2000
     await place.save(range(7000, 7300))
     assert {s.fingerprint for s in place.store.all_snapshots()} == {"e" * 32}
+
+
+async def test_pins_that_fill_the_store_are_named(place: Place) -> None:
+    """Pinned snapshots leave no room, by bytes or by number: that is said, and nothing deleted."""
+    size = len(state_bytes(range(300)))
+    await place.save(range(300))
+    (first,) = list(place.transfer.index)
+    await place.store.pin(first.id, pinned=True)
+    for limits in (Limits(2 * size - 1, 10, 1e6), Limits(GIB, 1, 1e6)):
+        place.transfer.limits = limits
+        assert (await place.save(range(5000, 5300))).n_saved == 0
+        assert place.transfer.refused is Refusal.PINS_FULL
+        assert "unpin" in place.transfer.refused.advice
+        assert place.store.usage()[1] == 1
+    place.transfer.limits = Limits(size - 1, 10, 1e6)
+    await place.save(range(5000, 5300))
+    assert place.transfer.refused is Refusal.TOO_LARGE
+    place.transfer.limits = Limits(2 * size, 2, 1e6)
+    assert (await place.save(range(5000, 5300))).n_saved == 300
+    assert place.transfer.refused is None
+
+
+async def test_what_others_have_pinned_takes_room(place: Place) -> None:
+    """The limit is the whole store's: ours give way to what may not go."""
+    await place.save(range(300))
+    (first,) = list(place.transfer.index)
+    await place.store.pin(first.id, pinned=True)
+    await place.transfer.adopt("e" * 32)
+    size = len(state_bytes(range(300)))
+    place.transfer.limits = Limits(2 * size, 10, 1e6)
+    place.transfer.costs.observe_size(300, size)
+    for n in (1, 2, 3):
+        place.clock.now += 10
+        assert (await place.save([n * 1000 + i for i in range(300)])).n_saved == 300
+        assert place.store.usage()[0] <= 2 * size
+
+
+async def test_removed_by_hand_it_is_not_saved_any_more(place: Place) -> None:
+    """What another snapshot still holds counts; slots are told."""
+    told: list[str] = []
+    place.transfer.on_removed = lambda: told.append("removed")
+    long = await place.save(range(300), talk="a")
+    await place.save([*range(200), *range(5000, 5100)], talk="b")
+    assert place.transfer.on_disk(long) == long
+    (first,) = [s for s in place.transfer.index if s.conversation == "a"]
+    assert await place.transfer.forget("a") == 1
+    assert told == ["removed"]
+    assert place.transfer.on_disk(long).n_saved == 200
+    assert place.transfer.on_disk(replace(long, tokens=None)).n_saved == 0
+    assert place.transfer.index.get(first.id) is None
+
+
+async def test_removed_while_it_is_saved(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The save ends with what the disk holds then."""
+    delete = place.store.delete
+
+    async def removing(ids: list[str], cause: str) -> None:
+        monkeypatch.undo()
+        await delete(ids, cause)
+        (found,) = place.store.all_snapshots()
+        await delete([found.id], Cause.REMOVED)
+        place.transfer.removed([found.id], Cause.REMOVED)
+
+    await place.save(range(200))
+    monkeypatch.setattr(place.store, "delete", removing)  # what is superseded
+    assert (await place.save(range(300))).n_saved == 0
+
+
+async def test_a_damaged_snapshot_saves_no_slot(place: Place) -> None:
+    """Found out at a restore into another slot."""
+    told: list[str] = []
+    place.transfer.on_removed = lambda: told.append("removed")
+    held = await place.save(range(300))
+    (found,) = list(place.transfer.index)
+    next(place.engine.staging.glob("slotkeeper/*/*.kv")).write_bytes(b"")
+    assert not await place.transfer.restore(1, found)
+    assert told == ["removed"]
+    assert place.transfer.on_disk(held).n_saved == 0
 
 
 async def test_another_api_key_finds_nothing(place: Place) -> None:

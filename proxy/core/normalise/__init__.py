@@ -127,6 +127,11 @@ def switched_on(mode: str, switches: Collection[str]) -> frozenset[str]:
     return frozenset(on if "tail-note" in on else on - FREEZING)
 
 
+def unfrozen(on: frozenset[str]) -> frozenset[str]:
+    """Those rules before a server that reuses nothing: there a note would only be one more text."""
+    return on - FREEZING - {"tail-note"}
+
+
 def normalise(
     raw: bytes, body: Mapping[str, Any], book: Book, context: Context, origin: Conversation
 ) -> Result:

@@ -10,6 +10,8 @@ import re
 import sys
 import zlib
 
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
 IMAGE = "<|image_soft|>"
 IMAGE_TOKENS = 256  # an image is this many copies of one soft token, whatever it shows
 
@@ -39,3 +41,10 @@ def is_special(token: str) -> bool:
 def token_id(token: str) -> int:
     """A number for it, where an API returns numbers."""
     return zlib.crc32(token.encode("utf-8", "surrogatepass")) & 0x7FFFFFFF
+
+
+def tokenizer_json() -> str:
+    """A tokenizer.json that counts as ``encode`` does; its ids mean nothing."""
+    made = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECE.pattern), "isolated")
+    return str(made.to_str())

@@ -155,3 +155,23 @@ def test_what_is_expected() -> None:
         held = memory(Cache.WHOLE)
         held.begins(new)
         assert held.expected is want
+
+
+S = said("system", "s")
+
+
+@pytest.mark.parametrize(
+    ("new", "same"),
+    [
+        (chat(S, U2), True),
+        (chat(S, U1), False),  # the same once more
+        (chat(said("system", "t"), U2), False),
+        (chat(S, U1, A1, U2), False),
+        (chat(U2), False),
+    ],
+)
+def test_questions_that_begin_alike(new: Prompt, same: bool) -> None:
+    """One each, behind one system text: what looks like a hit to a user, and can be none."""
+    assert new.begins_as(chat(S, U1)) is same
+    assert chat(S, U1).begins_as(new) is same
+    assert not chat(said("assistant", "b"), U1).begins_as(chat(said("assistant", "b"), U2))

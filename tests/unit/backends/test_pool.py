@@ -6,11 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
+from aiohttp.client_reqrep import ConnectionKey
 
 from proxy.backends.base import Facts, Single
 from proxy.backends.pool import Pool
+from proxy.backends.transport import OWNER
 from proxy.core.routing import Routing
 from proxy.errors import BackendRefusedError, BackendUnreachableError
 
@@ -82,9 +85,12 @@ def body(*texts: str) -> bytes:
     return orjson.dumps({"messages": [{"role": "user", "content": text} for text in texts]})
 
 
-async def who(pool: Pool, data: bytes | None, slot: int | None = None) -> Any:
+async def who(
+    pool: Pool, data: bytes | None, slot: int | None = None, *, owned: bool = True
+) -> Any:
     """Who answers."""
-    async with pool.send("POST", "/x", [], data, slot=slot) as answer:
+    headers = [(OWNER, "")] if owned else []
+    async with pool.send("POST", "/x", headers, data, slot=slot) as answer:
         return answer
 
 
@@ -137,6 +143,70 @@ async def test_a_broken_connection_counts_at_once(pool: Pool, servers: list[Serv
     assert await who(pool, None) == "b"
     await pool.instance()
     assert pool.absent == frozenset()
+
+
+async def test_a_dead_one_is_replaced(pool: Pool, servers: list[Server]) -> None:
+    """Before it answered: by one that is free, and of those the one that was used least lately."""
+    assert [await who(pool, body(f"q{slot}"), slot) for slot in (2, 1, 0)] == ["c", "b", "a"]
+    servers[0].down = True
+    async with pool.send("POST", "/x", [], body("other"), slot=2):
+        assert await who(pool, body("q"), 0) == "b"
+    assert await who(pool, body("q"), 0) == "c"
+    assert (pool.absent, pool.moved) == ({0}, 2)
+
+
+async def test_once_is_enough(pool: Pool, servers: list[Server]) -> None:
+    """The second one is dead, too: so it is told, and the third is not asked."""
+    servers[0].down = servers[1].down = True
+    with pytest.raises(BackendUnreachableError, match="b is gone"):
+        await who(pool, body("q"), 0)
+    assert (servers[2].asked, pool.absent) == ([], {0, 1})
+    assert await who(pool, body("q"), 0) == "c"
+
+
+async def test_what_is_sent_once_only(pool: Pool, servers: list[Server]) -> None:
+    """A body that is gone, a post that may have been taken, what the proxy does for a slot.
+
+    And an answer that began, and whatever fails because all is being closed.
+    """
+    servers[0].down = True
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"x"
+
+    with pytest.raises(BackendUnreachableError):
+        async with pool.send("POST", "/x", [(OWNER, "")], pieces(), slot=0):
+            pass
+    await pool.instance()
+    servers[1].down = servers[2].down = True
+    pool = Pool(servers, serial=False)  # type: ignore[arg-type]
+    with pytest.raises(BackendUnreachableError):
+        await who(pool, None)
+    servers[1].down = servers[2].down = False
+    await pool.instance()
+    with pytest.raises(BackendUnreachableError):
+        await who(pool, body("q"), 0, owned=False)
+    servers[0].down, servers[0].breaks = False, True
+    with pytest.raises(BackendUnreachableError):
+        await who(pool, body("q"), 0)
+    servers[0].down = True
+    servers[1].down = False
+    await pool.close()
+    with pytest.raises(BackendUnreachableError):
+        await who(pool, body("q"), 0)
+    assert pool.moved == 0
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_no_slot_is_named(pool: Pool, servers: list[Server], method: str) -> None:
+    """A question may be asked again; a post only where the connection was never taken."""
+    servers[0].down = True
+    if method == "POST":
+        key = ConnectionKey("h", 1, False, True, None, None, None)
+        servers[0].wrong.__cause__ = aiohttp.ClientConnectorError(key, OSError("refused"))
+    async with pool.send(method, "/x", [], None) as answer:
+        assert answer == "b"
+    assert pool.moved == 1
 
 
 async def test_none_is_there(pool: Pool, servers: list[Server]) -> None:

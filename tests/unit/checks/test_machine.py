@@ -99,7 +99,7 @@ def test_store(tmp_path: Path) -> None:
     (prints / "probe.kv").write_bytes(bytes(machine.MIB))
     (prints / ("cd" * 16 + ".kv")).symlink_to(prints / "removed while one looks")
     store, disk = machine.store(config(tmp_path, keep_free=0))
-    assert "1 snapshots, 1 of " in store.text
+    assert "1 snapshot, 1.0 MiB of " in store.text
     assert disk.level is Level.OK
 
 

@@ -91,6 +91,8 @@ SNAPSHOT: dict[str, Any] = {
     "conversation": "c" * 32,
     "title": "Rivers",
     "value": 0.25,
+    "seconds_saved": 20.9,
+    "fingerprint": "f0" * 16,
 }
 OTHER_SNAPSHOT = SNAPSHOT | {"id": "ac" * 16, "pinned": False, "barred": True, "value": None}
 CONVERSATION: dict[str, Any] = {
@@ -144,16 +146,27 @@ REQUEST: dict[str, Any] = {
     "cold": None,
     "title": "Rivers",
 }
-LOG = {"seq": 7, "at": NOW, "level": "warning", "event": "mode", "fields": {"why": "RAM cache"}}
+LOG: dict[str, Any] = {
+    "seq": 7,
+    "at": NOW,
+    "level": "warning",
+    "event": "mode",
+    "fields": {"why": "RAM cache"},
+}
 
 
 @dataclass
 class FakeApi:
-    """``answers``: what ``"GET api/slots"`` gets, or (status, JSON); ``events``: then the end."""
+    """``answers``: what ``"GET api/slots"`` gets: JSON, (status, JSON), or a function
+    that gives it; ``events``: then the end.
+
+    ``port`` 0: any free one.
+    """
 
     answers: dict[str, Any] = field(default_factory=dict)
     events: list[tuple[str, Any]] = field(default_factory=list)
     asked: list[tuple[str, Any, str | None]] = field(default_factory=list)
+    port: int = 0
 
     def __enter__(self) -> Self:
         api = self
@@ -169,7 +182,7 @@ class FakeApi:
 
             do_GET = do_POST = do_DELETE = answer  # noqa: N815 - http.server's names
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         self.thread = Thread(target=self.server.serve_forever, args=(0.01,))
         self.thread.start()
         return self
@@ -202,6 +215,7 @@ class FakeApi:
             self._stream(handler)
             return
         found = self.answers.get(line, self.answers.get(line.partition("?")[0]))
+        found = found() if callable(found) else found
         status, value = found if isinstance(found, tuple) else (200, found)
         if found is None:
             status, value = 404, refusal("No such page.")

@@ -32,7 +32,9 @@ def test_forget(run: Run, api: FakeApi) -> None:
     assert "2 snapshots with it" in result.stdout
 
 
-@pytest.mark.parametrize(("snapshot", "said"), [("ab", "saved as ab"), (None, "not saved")])
+@pytest.mark.parametrize(
+    ("snapshot", "said"), [("ab", "saved as snapshot ab"), (None, "not saved")]
+)
 def test_warm(run: Run, api: FakeApi, tmp_path: Path, snapshot: str | None, said: str) -> None:
     """The file's request goes to the path that was said; the figures come back."""
     done = {"prompt": 3660, "cached": 600, "computed": 3060, "seconds": 2.5, "snapshot": snapshot}
@@ -41,7 +43,7 @@ def test_warm(run: Run, api: FakeApi, tmp_path: Path, snapshot: str | None, said
     file.write_text('{"messages": []}')
     result = run("warm", str(file), "--path", "/v1/messages")
     assert result.exit_code == 0
-    assert "3,660 tokens: 600 were there, 3,060 computed in 2.5 s" in result.stdout
+    assert "3,660 tokens: 600 reused, 3,060 computed in 2.5 s" in result.stdout
     assert said in result.stdout
     assert api.asked[0][1] == {"path": "/v1/messages", "request": {"messages": []}}
     assert orjson.loads(run("warm", str(file), "--json").stdout) == done

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from tests.unit.commands.conftest import Run
-from tests.unit.commands.fake_api import OTHER_SNAPSHOT, SNAPSHOT, FakeApi
+from tests.unit.commands.fake_api import NOW, OTHER_SNAPSHOT, SNAPSHOT, FakeApi, refusal
 
 
 @pytest.fixture(autouse=True)
@@ -22,12 +22,44 @@ def test_ls(run: Run) -> None:
     assert [line.split()[0] for line in lines] == ["ab" * 6, "ac" * 6]
 
 
-def test_show(run: Run) -> None:
-    """By the beginning of its id; as JSON it is the row itself."""
-    assert "prompt_tokens  3,600 tokens" in run("cache", "show", "ab").stdout
+def test_show(run: Run, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the beginning of its id: words, units and what decides; as JSON it is the row itself."""
+    monkeypatch.setattr("time.time", lambda: NOW + 200)
+    shown = " ".join(run("cache", "show", "ab").stdout.split())
+    for text in (
+        "holds 3,660 tokens: 3,600 of prompt, 60 of answer",
+        "size 1.0 MiB",
+        "last used 3 min ago (",
+        "restored 2 times",
+        "can save about 20.9 s of prefill",
+        "stays pinned: no limit",
+    ):
+        assert text in shown, text
     assert orjson.loads(run("cache", "show", "ab", "--json").stdout) == SNAPSHOT
     assert run("cache", "show", "a").exit_code == 1
     assert run("cache", "show", "ff").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"value": 0.1}, "goes first: it is number 1 of 2 to go"),
+        ({"value": 0.9}, "goes first: it is number 2 of 2 to go"),
+        ({"value": None}, "for its size and age goes first"),
+        ({"barred": True}, "barred not restored"),
+        ({"restores": 0}, "restored never"),
+        ({"seconds_saved": 0.0}, "can save nothing: its prompt is held elsewhere too"),
+        ({"seconds_saved": None}, "can save -"),
+    ],
+)
+def test_show_of_other_kinds(
+    run: Run, api: FakeApi, changes: dict[str, object], shown: str
+) -> None:
+    """Its place among those that may go, and what is not as usual about it."""
+    row = SNAPSHOT | {"pinned": False} | changes
+    rival = SNAPSHOT | {"id": "ac" * 16, "pinned": False, "value": 0.5}
+    api.answers["GET api/snapshots"] = {"snapshots": [row, rival]}
+    assert shown in " ".join(run("cache", "show", "ab").stdout.split())
 
 
 def test_verify(run: Run, api: FakeApi) -> None:
@@ -43,10 +75,19 @@ def test_verify(run: Run, api: FakeApi) -> None:
 
 
 def test_prune(run: Run, api: FakeApi) -> None:
-    """How many went, and what that freed."""
-    api.answers["POST api/snapshots/prune"] = {"removed": ["x"], "bytes": 2**20}
-    assert run("cache", "prune").stdout == "1 snapshot removed, 1.0 MiB freed\n"
-    assert orjson.loads(run("cache", "prune", "--json").stdout)["bytes"] == 2**20
+    """Which went, how many, and what that freed; or that nothing had to go."""
+    page = "POST api/snapshots/prune"
+    api.answers[page] = {"removed": [SNAPSHOT["id"], "x"], "bytes": 2**21}
+    assert run("cache", "prune").stdout.splitlines() == [
+        f"removed {'ab' * 16}  3,660 tokens  1.0 MiB  Rivers",
+        "removed x  of another model or other settings",
+        "2 snapshots removed, 2.0 MiB freed",
+    ]
+    assert orjson.loads(run("cache", "prune", "--json").stdout) == api.answers[page]
+    api.answers[page] = {"removed": [], "bytes": 0}
+    assert run("cache", "prune").stdout == (
+        "nothing was removed: what is not pinned is within the limits\n"
+    )
 
 
 @pytest.mark.parametrize(("words", "pinned"), [((), True), (("--off",), False)])
@@ -63,10 +104,29 @@ def test_rm(run: Run, api: FakeApi) -> None:
         api.answers[f"DELETE api/snapshots/{one['id']}"] = {}
     assert run("cache", "rm", "ab", "ff", "--yes").exit_code == 1
     assert not any(line.startswith("DELETE") for line in api.lines)
-    assert run("cache", "rm", "ab", "ac", "--yes").exit_code == 0
+    result = run("cache", "rm", "ab", "ac", "ab", "--yes")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[1:] == [
+        f"removed {'ac' * 16}  3,660 tokens  1.0 MiB  Rivers",
+        "2 snapshots removed, 2.0 MiB freed",
+    ]
     assert [line for line in api.lines if line.startswith("DELETE")] == [
         f"DELETE api/snapshots/{one['id']}" for one in (SNAPSHOT, OTHER_SNAPSHOT)
     ]
+
+
+def test_rm_of_what_goes_meanwhile(run: Run, api: FakeApi) -> None:
+    """What is gone when its turn comes is no error, and is not counted; another refusal is one."""
+    page = f"DELETE api/snapshots/{SNAPSHOT['id']}"
+    api.answers[page] = (404, refusal("No such snapshot."))
+    result = run("cache", "rm", "ab", "-y")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "nothing was removed: they were gone already\n",
+    )
+    api.answers[page] = (500, refusal("The disk refuses."))
+    result = run("cache", "rm", "ab", "-y")
+    assert (result.exit_code, result.stdout) == (1, "")
 
 
 def test_rm_asks_first(run: Run, api: FakeApi) -> None:

@@ -19,6 +19,7 @@ FOUND: dict[str, Any] = {
     "side": "",
     "conversation": "c" * 32,
     "known": 12,
+    "note": "",
     "rules": [{"rule": RULE.name, "where": "system text"}, {"rule": "newer", "where": "tools"}],
     "before": '{\n  "system": "it is 14:03"\n}',
     "after": '{\n  "system": "it is 14:02"\n}',
@@ -54,7 +55,10 @@ def test_a_known_conversation(run: Run, api: FakeApi, request_file: str) -> None
     result = run("explain", request_file)
     assert result.exit_code == 0
     first = result.stdout.splitlines()[0]
-    assert first == "slot 0, restored: 3,660 of 3,667 reused, about 58 ms"
+    assert first == (
+        "it would restore snapshot abababababab into slot 0: 3,660 of 3,667 tokens reused,"
+        " about 58 ms to the first token"
+    )
     for text in (
         "claude-code",
         "cccccccccccc, 12 messages are known",
@@ -66,16 +70,33 @@ def test_a_known_conversation(run: Run, api: FakeApi, request_file: str) -> None
         COLD["advice"],
     ):
         assert text in result.stdout, text
-    assert any(line.startswith(">") and "restored" in line for line in result.stdout.splitlines())
+    assert any(
+        line.startswith(">") and "restore snapshot" in line for line in result.stdout.splitlines()
+    )
     assert api.lines == ["POST api/explain"]
+
+
+def test_next_to_no_wait(run: Run, api: FakeApi, request_file: str) -> None:
+    """What costs nothing to speak of is not told as a time."""
+    held = OPTION | {"snapshot": None, "reason": "slot-hit", "prefill": 0.0, "transfer": 0.0}
+    api.answers["POST api/explain"] = FOUND | {"options": [held], "choice": held}
+    first = run("explain", request_file).stdout.splitlines()[0]
+    assert first.startswith("it would use slot 0 as it is: ")
+    assert first.endswith("reused, next to no wait for the first token")
 
 
 def test_a_new_conversation_in_mode_forward(run: Run, api: FakeApi, request_file: str) -> None:
     """What there is nothing to say about is said in words."""
-    api.answers["POST api/explain"] = NEW
+    api.answers["POST api/explain"] = NEW | {"note": "caching is paused"}
     shown = run("explain", request_file).stdout
-    for text in ("not recognised (beside the conversation: title)", "a new one", "nothing of it",
-                 "the client's own bytes go out", "the backend would choose"):  # fmt: skip
+    for text in (
+        "not recognised (beside the conversation: title)",
+        "a new one",
+        "nothing of it",
+        "the client's own bytes go out",
+        "the backend would choose",
+        "caching is paused",
+    ):
         assert text.lower() in shown.lower(), text
 
 
@@ -85,13 +106,13 @@ def test_options_without_use_are_folded(run: Run, api: FakeApi, request_file: st
     rest = [cold | {"slot": slot, "cost": 20.0 - slot} for slot in range(1, 4)]
     api.answers["POST api/explain"] = FOUND | {"options": [OPTION, *rest]}
     shown = run("explain", request_file).stdout
-    assert "and 3 that reuse nothing worth mentioning, from 17.000 on" in shown
-    assert "  cold  " not in shown
+    assert "and 3 that reuse nothing worth mentioning, from 17.0 s on" in shown
+    assert "start cold" not in shown
     api.answers["POST api/explain"] = FOUND | {"options": [OPTION, rest[0]]}
-    assert "  cold  " in run("explain", request_file).stdout
+    assert "start cold in slot 1" in run("explain", request_file).stdout
     api.answers["POST api/explain"] = FOUND | {"options": rest, "choice": rest[0]}
     shown = run("explain", request_file).stdout
-    assert shown.startswith("slot 1, cold: 9 of 3,667 reused, about ")
+    assert shown.startswith("it would start cold in slot 1: 9 of 3,667 tokens reused, about ")
     assert any(line.startswith(">") and " cold " in line for line in shown.splitlines())
     assert "and 2 that reuse nothing" in shown
 

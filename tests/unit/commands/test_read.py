@@ -5,6 +5,8 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from proxy.engine import free_port
+from proxy.telemetry import limits
 from tests.unit.commands.conftest import Run
 from tests.unit.commands.fake_api import (
     COLD,
@@ -34,13 +36,12 @@ def test_status(run: Run, api: FakeApi) -> None:
         "state": "ready",
         "mode": "exclusive: it was proved",
         "backend": "up llama-server http://127.0.0.1:8080 smol 2 slots of 8,192 tokens",
-        "store": "/s 3 snapshots, 1.5 KiB of 1.0 GiB; 1.0 TiB free, 10.0 GiB are left alone",
+        "store": "/s 3 snapshots, 1.5 KiB of 1.0 GiB; 1.0 TiB free, of which 10.0 GiB stay free",
         "queue": "2 running, 1 waiting",
-        "prompts": "12 requests; 80 % of 1,000 tokens not computed (600 in slots,"
-        " 200 from snapshots)",
-        "saved": "4 min 10 s of computing since start",
+        "prompts": "12 requests; 80 % of 1,000 tokens reused (600 from slots, 200 from snapshots)",
+        "prefill": "4 min 10 s saved since the start",
         "snapshots": "4 saved, 5 restored, 6 evicted; restores are in use",
-        "first token": "half within 200 ms, 95 % within 3.0 s, 12 in the last hour",
+        "first token": "half within 200 ms, 95 % within 3.0 s; 12 requests in the last hour",
     }
 
 
@@ -100,7 +101,7 @@ def test_slots(run: Run, api: FakeApi) -> None:
     first, second, third = run("slots").stdout.splitlines()
     assert first.split()[:3] == ["SLOT", "STATE", "TOKENS"]
     assert second.split() == ["0", "free", *["-"] * 6]
-    assert third.split()[:4] == ["1", "leased", "3,667", "3,660"]
+    assert third.split()[:5] == ["1", "answering", "3,667", "3,660", "saved"]
     assert third.rstrip().endswith("claude-code  [red]\ufffd[2J")
 
 
@@ -118,10 +119,21 @@ def test_requests(run: Run, api: FakeApi) -> None:
     api.answers["GET api/requests"] = {"requests": [newer, REQUEST | {"cold": COLD}]}
     older, last = run("requests").stdout.splitlines()
     assert older.split()[1] == "r2"
-    assert "cold             200        0 of   3,667 reused  slot 0     2.5 s  goose  Riv" in older
+    assert (
+        "cold             200        0 of   3,667 tokens reused  slot 0     2.5 s  goose" in older
+    )
     assert older.endswith("cold because system prompt changed at character 118: 14:02 → 14:03")
     assert "refused          503" in last
     assert last.endswith("full")
+
+
+@pytest.mark.parametrize("name", ["requests", "logs"])
+def test_nothing_yet(run: Run, api: FakeApi, name: str) -> None:
+    """It is said, beside the output."""
+    api.answers[f"GET api/{name}"] = {name: []}
+    result = run(name)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == f"slotkeeper: no {name} yet\n"
 
 
 def test_a_request_without_a_conversation(run: Run, api: FakeApi) -> None:
@@ -137,8 +149,18 @@ def test_one_request_in_full(run: Run, api: FakeApi) -> None:
     """All its fields with their units, the rules, the cost table and both sides."""
     api.answers["GET api/requests"] = {"requests": [REQUEST | {"cold": COLD}]}
     shown = run("requests", "r2").stdout
-    for text in ("first_token   2.0 s", "prompt        3,667 tokens", "rules", "clock", "PREFILL",
-                 "0.058", "14:02", "14:03"):  # fmt: skip
+    for text in (
+        "first token   2.0 s",
+        "reused        0 of 3,667 tokens, 3,667 computed",
+        "got           cold: nothing was reused",
+        "conversation  cccccccccccc  Rivers",
+        "rules         clock",
+        "restore snapshot abababababab into slot 0",
+        "58 ms",
+        "last time   14:02",
+        "this time   14:03",
+        "what to do  move the clock",
+    ):
         assert text in shown, text
     assert orjson.loads(run("requests", "r2", "--json").stdout) == REQUEST | {"cold": COLD}
 
@@ -158,20 +180,67 @@ def test_one_request_by_the_beginning_of_its_id(run: Run, api: FakeApi) -> None:
     assert gone.stderr == "slotkeeper: no request is, or begins with, nothing\n"
 
 
-def test_requests_followed(run: Run, api: FakeApi) -> None:
+def ended(monkeypatch: pytest.MonkeyPatch, after: int = 1) -> list[float]:
+    """Ctrl-C instead of the last pause; the pauses that were made before each try."""
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == after:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("proxy.commands.follow.time.sleep", sleep)
+    return pauses
+
+
+def test_requests_followed(run: Run, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is there, then what comes, each once; the cause found later is told once more.
 
-    Two requests to which their client gave one id are two.
+    Two requests to which their client gave one id are two. What is older than asked for is not
+    printed afterwards.
     """
-    api.answers["GET api/requests"] = {"requests": [REQUEST]}
+    ended(monkeypatch)
+    old = REQUEST | {"request_id": "r0"}
+    api.answers["GET api/requests"] = {"requests": [REQUEST, old]}
     found = REQUEST | {"cold": COLD}
     new = REQUEST | {"request_id": "r4"}
     again = new | {"at": REQUEST["at"] + 1}
-    api.events = [("request", one) for one in (REQUEST, found, new, new, again)] + [("log", LOG)]
-    result = run("requests", "-f", "--json")
-    assert result.exit_code == 3, "the proxy ended the connection"
+    api.events = [("request", one) for one in (old, REQUEST, found, new, new, again)]
+    api.events.append(("log", LOG))
+    result = run("requests", "-f", "-n", "1", "--json")
+    assert result.exit_code == 0, "ended with Ctrl-C"
     rows = [orjson.loads(line) for line in result.stdout.splitlines()]
     assert rows == [REQUEST, found, new, again]
+
+
+def test_following_goes_on_after_a_restart(
+    run: Run, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said on stderr when the connection breaks and when it is back; nothing is told twice.
+
+    A proxy that was started again numbers its lines from the start, and they are told all the same.
+    """
+    pauses = ended(monkeypatch, after=2)
+    after = LOG | {"at": LOG["at"] + 60}
+    logs = iter([[LOG], [after]])
+    api.answers["GET api/logs"] = lambda: {"logs": next(logs)}
+    api.events = [("log", LOG)]
+    result = run("logs", "-f", "--json")
+    assert result.exit_code == 0
+    told = [orjson.loads(line)["at"] for line in result.stdout.splitlines()]
+    assert told == [LOG["at"], after["at"]]
+    lost = f"the proxy at {api.url} ended the connection; trying again, until Ctrl-C"
+    assert result.stderr.splitlines() == [
+        f"slotkeeper: {what}" for what in (lost, "connected again", lost)
+    ]
+    assert pauses == [0.25, 0.25]
+
+
+def test_nobody_to_follow(run: Run) -> None:
+    """Who cannot be reached to begin with is not waited for."""
+    url = f"http://127.0.0.1:{free_port()}"
+    for words in (["requests", "-f"], ["logs", "-f"], ["status", "--watch"]):
+        assert run(*words, "--url", url).exit_code == 3
 
 
 def test_logs(run: Run, api: FakeApi) -> None:
@@ -180,16 +249,29 @@ def test_logs(run: Run, api: FakeApi) -> None:
     assert run("logs").stdout.split()[1:] == ["warning", "mode", "why=RAM", "cache"]
 
 
-def test_logs_followed_from_a_level_on(run: Run, api: FakeApi) -> None:
+def test_as_many_as_are_kept(run: Run, api: FakeApi) -> None:
+    """All that the proxy remembers can be asked for, and no more."""
+    api.answers |= {"GET api/logs": {"logs": []}, "GET api/requests": {"requests": []}}
+    for command, most in (("logs", limits.LOG_LINES), ("requests", limits.REQUESTS)):
+        assert run(command, "-n", str(most)).exit_code == 0
+        assert run(command, "-n", str(most + 1)).exit_code == 2
+
+
+def test_logs_followed_from_a_level_on(
+    run: Run, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is less than the level asked for is left out of what comes, too."""
+    ended(monkeypatch)
     api.answers["GET api/logs"] = {"logs": [LOG]}
     api.events = [("log", LOG | {"seq": 8, "level": "info"}), ("log", LOG | {"seq": 9})]
     result = run("logs", "-f", "--level", "warning", "--json")
     assert [orjson.loads(line)["seq"] for line in result.stdout.splitlines()] == [7, 9]
+    assert api.lines[0] == f"GET api/logs?limit={limits.LOG_LINES}&level=warning"
 
 
-def test_watch(run: Run, api: FakeApi) -> None:
-    """Every state is drawn with slots and running requests below, until the proxy ends."""
+def test_watch(run: Run, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every state is drawn with slots and running requests below, until Ctrl-C."""
+    ended(monkeypatch)
     api.events = [
         ("slots", {"slots": [SLOT]}),
         ("running", {"running": [RUNNING]}),
@@ -198,14 +280,16 @@ def test_watch(run: Run, api: FakeApi) -> None:
         ("status", STATUS | {"paused": True}),
     ]
     result = run("status", "--watch")
-    assert result.exit_code == 3
+    assert result.exit_code == 0
     assert result.stdout.count("Rivers") == 2
     assert result.stdout.count("Mountains") == 2
+    assert "1,024 of 5,000 tokens" in result.stdout
     assert "caching is paused" in result.stdout
 
 
-def test_watch_for_programs(run: Run, api: FakeApi) -> None:
+def test_watch_for_programs(run: Run, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line of JSON for each state."""
+    ended(monkeypatch)
     api.events = [("status", STATUS), ("slots", {"slots": []}), ("status", STATUS)]
     lines = run("status", "--watch", "--json").stdout.splitlines()
     assert [orjson.loads(line) for line in lines] == [STATUS, STATUS]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 from typing import Literal
 
-import pytest
 from rich.console import Console
 
 from proxy.commands import tables
-from tests.unit.commands.fake_api import COLD, OPTION, OTHER_SNAPSHOT, REQUEST, SNAPSHOT, STATUS
+from tests.unit.commands.fake_api import OTHER_SNAPSHOT, SLOT, SNAPSHOT, STATUS
 
 
 def drawn(what: object, *, colour: bool = False, width: int = 200) -> str:
@@ -19,14 +18,6 @@ def drawn(what: object, *, colour: bool = False, width: int = 200) -> str:
     console = Console(file=out, width=width, force_terminal=colour, color_system=system)
     console.print(what)
     return out.getvalue()
-
-
-def test_the_chosen_option_is_marked() -> None:
-    """Only the choice has the arrow."""
-    other = OPTION | {"slot": 1, "snapshot": None}
-    _, first, second = drawn(tables.costs([other, OPTION], OPTION)).splitlines()
-    assert not first.lstrip().startswith(">")
-    assert second.startswith(">")
 
 
 def test_pinned_and_barred() -> None:
@@ -56,36 +47,22 @@ def test_a_narrow_terminal() -> None:
     assert line.rstrip().endswith("…")
 
 
-@pytest.mark.parametrize(
-    ("changes", "shown"),
-    [
-        ({"reason": "slot-hit", "reused": 3600}, "\x1b[32mslot-hit, 98 %"),
-        ({"reason": "slot-hit", "reused": 110}, "\x1b[33mslot-hit, 3 %"),
-        ({"reason": "restored", "reused": 3666}, "\x1b[32mrestored, > 99 %"),
-        ({"reason": "slot-hit", "reused": None}, "\x1b[33mslot-hit "),
-        ({"reason": "slot-hit", "reused": None, "prompt": None}, "\x1b[32mslot-hit "),
-        ({"reason": "cold", "reused": 20}, "\x1b[33mcold, < 1 %"),
-    ],
-)
-def test_reusing_little_is_not_green(changes: dict[str, object], shown: str) -> None:
-    """The colour goes by the share, which stands beside the word."""
-    assert shown in drawn(tables.request(REQUEST | changes), colour=True)
-
-
-def test_a_difference_is_told_in_a_line() -> None:
-    """The words that differ; nothing is made up where the sides are not known."""
-    clocks = {"before": "It is 14:02:11, and you", "after": "It is 14:09:59, and you"}
-    told = tables.because(COLD | clocks)
-    assert told.endswith("at character 118: 14:02:11 → 14:09:59")
-    assert tables.because(COLD | {"before": ""}).endswith(": nothing → 14:03")
-    assert tables.because(COLD | {"before": "", "after": ""}).endswith("character 118")
-    assert tables.because({"cause": "system"}) == ""
-    assert tables.because(None) == ""
-
-
 def test_a_state_has_its_colour() -> None:
     """Green for ready, red for a backend that is down."""
     down = STATUS | {"backend": STATUS["backend"] | {"up": False, "total_slots": None}}
     text = drawn(tables.status(down), colour=True)
     assert "\x1b[32mready" in text
     assert "\x1b[31mdown" in text
+
+
+def test_a_slot_is_told_as_the_dashboard_tells_it() -> None:
+    """What it does, and whether what it holds could be restored."""
+    rows: list[tuple[dict[str, object], str]] = [
+        ({"state": "free", "tokens": None, "saved_tokens": 0}, "1 free - -"),
+        ({"state": "free", "saved_tokens": 0}, "1 warm 3,667 not saved"),
+        ({"state": "free", "saved_tokens": 3667}, "1 warm 3,667 saved"),
+        ({"storable": False}, "1 answering 3,667 cannot be saved"),
+    ]
+    _, *lines = drawn(tables.slots([SLOT | row for row, _ in rows], 0.0)).splitlines()
+    for line, (_, words) in zip(lines, rows, strict=True):
+        assert " ".join(line.split()).startswith(words), line

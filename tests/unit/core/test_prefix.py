@@ -272,6 +272,25 @@ def test_index_equals_the_slow_way(
         assert snapshot is not None
         best = max((lcp(tokens, other) for key, other in held.items() if key != name), default=0)
         assert index.covered(snapshot) == best
+        rest = {key: other for key, other in held.items() if key not in {name, "0"}}
+        left = max((lcp(tokens, other) for other in rest.values()), default=0)
+        assert index.covered(snapshot, {"0"}, best) == left
+
+
+def test_covering_is_found_without_looking_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under one long system prompt nobody is compared token by token with everybody else."""
+    compared: list[int] = []
+
+    def counting(a: array[int], b: array[int], depth: int) -> int:
+        compared.append(depth)
+        return lcp(list(a), list(b))
+
+    monkeypatch.setattr("proxy.core.prefix._refined", counting)
+    index, trunk = PrefixIndex(), list(range(1000, 1100))
+    for n in range(40):
+        index.add(snap(str(n), [*trunk, n, *range(200)]))
+    assert {index.covered(snapshot) for snapshot in index} == {100}
+    assert compared == [1] * 40
 
 
 def test_block_size_is_what_the_design_says() -> None:

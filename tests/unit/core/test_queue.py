@@ -156,17 +156,17 @@ def test_when_weighing_fails_any_free_slot_will_do() -> None:
     """A fault costs time, not the answer: first come, first served, ids and widths respected."""
     named, plain = waiting(replace(SMALL, wanted=1)), waiting(SMALL)
     wide, permit = waiting(SMALL, Kind.WIDE), waiting(SMALL, Kind.PERMIT)
-    found = any_start([named, plain], engine(FREE, BUSY))
+    found = any_start([named, plain], engine(FREE, BUSY), NOW)
     assert found is not None
     assert found[0] is plain
     assert (found[1].option.slot, found[1].option.reason) == (0, Reason.BYPASS)
-    assert any_start([wide, plain], engine(FREE, BUSY)) is None
-    found = any_start([wide], engine(FREE))
+    assert any_start([wide, plain], engine(FREE, BUSY), NOW) is None
+    found = any_start([wide], engine(FREE), NOW)
     assert found is not None
     assert found[1].option.reason is Reason.WIDE
-    assert any_start([permit], engine(FREE)) is None
-    assert any_start([plain], engine(BUSY)) is None
-    assert any_start([plain], engine(FREE, permits=1)) is None
+    assert any_start([permit], engine(FREE), NOW) is None
+    assert any_start([plain], engine(BUSY), NOW) is None
+    assert any_start([plain], engine(FREE, permits=1), NOW) is None
 
 
 def lease(
@@ -279,7 +279,7 @@ def test_an_interrupted_answer_leaves_the_part_that_was_computed() -> None:
 
 def scarce(*slots: Slot, **other: object) -> Engine:
     """Processes that hold one conversation each."""
-    return engine(*slots, reuse=Reuse.EXTENSION, **other)
+    return engine(*slots, **{"reuse": Reuse.EXTENSION, **other})
 
 
 def side(text: str) -> Prompt:
@@ -330,7 +330,7 @@ def test_processes_that_share_an_npu_take_turns() -> None:
     request = waiting(SMALL)
     busy = Slot(1, SlotState.LEASED, since=NOW)
     assert next_up([request], scarce(FREE, busy, serial=True), COSTS, NOW, no_matches) is None
-    assert any_start([request], scarce(FREE, busy, serial=True)) is None
+    assert any_start([request], scarce(FREE, busy, serial=True), NOW) is None
     assert next_up([request], scarce(FREE, busy), COSTS, NOW, no_matches) is not None
 
 
@@ -352,3 +352,20 @@ def test_a_process_that_went_while_it_was_waited_for() -> None:
         assert found[1].option.slot in expected
     idle = waiting(Need(chat("q"), exact=True, wanted=0, idle=True))
     assert next_up([idle], scarce(*slots), COSTS, NOW, no_matches) is None
+
+
+@pytest.mark.parametrize("reuse", [Reuse.EXTENSION, Reuse.NONE])
+def test_nobody_waits_for_a_process_that_is_gone(reuse: Reuse) -> None:
+    """Also where nothing is reused, and when weighing fails."""
+    slots = Slot(1), Slot(2)
+    for beside, expected in ((False, {1, 2}), (True, {1})):
+        request = waiting(Need(chat("q"), exact=True, wanted=0, beside=beside))
+        state = scarce(*slots, reuse=reuse)
+        for found in (
+            next_up([request], state, COSTS, NOW, no_matches),
+            any_start([request], state, NOW),
+        ):
+            assert found is not None
+            assert found[1].option.slot in expected
+    idle = waiting(Need(chat("q"), exact=True, wanted=0, idle=True))
+    assert any_start([idle], scarce(*slots, reuse=reuse), NOW) is None

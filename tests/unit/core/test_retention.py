@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from proxy.core.costs import Costs
 from proxy.core.prefix import PrefixIndex
 from proxy.core.records import Snapshot
-from proxy.core.retention import Limits, evict, fits, superseded, values, worth_saving
+from proxy.core.retention import (
+    Limits,
+    Refusal,
+    Worth,
+    evict,
+    fits,
+    overflow,
+    superseded,
+    unroomy,
+    values,
+    worth_saving,
+)
 
 NOW = 1_000_000.0
 WIDE = Limits(max_bytes=10**12, max_files=10**6, max_age=10**9)
@@ -296,7 +307,63 @@ def test_values_are_what_eviction_goes_by() -> None:
     index = index_of(*snapshots)
     worth = values(index, costs, NOW)
     assert worth.keys() == {"a", "b", "c"}
-    assert worth["a"] == 0
+    assert worth["a"] == Worth(0.0, 0.0)
+    assert worth["c"].seconds == costs.prefill(0, 4000) - costs.restore(snapshots[2].size)
     order = evict(index, Limits(10**9, 1, 10**9), costs, NOW)
-    assert order == sorted(order, key=lambda name: worth[name])
+    assert order == sorted(order, key=lambda name: worth[name].value)
     assert values(index_of(), costs, NOW) == {}
+
+
+def test_why_there_is_no_room() -> None:
+    """Pins that fill the store are told from a file that is too large for it."""
+    pinned = replace(snap("a", range(9), size=60), pinned=True)
+    limits = replace(WIDE, max_bytes=100, max_files=2)
+    assert unroomy(limits, [pinned, snap("b", range(9), size=40)], 40) is None
+    assert unroomy(limits, [pinned], 41) is Refusal.PINS_FULL
+    assert unroomy(replace(limits, max_files=1), [pinned], 1) is Refusal.PINS_FULL
+    assert unroomy(limits, [pinned], 101) is Refusal.TOO_LARGE
+    assert "cache.max_bytes" in Refusal.TOO_LARGE.advice
+    assert Refusal.FORGOTTEN.advice == "", "its owner wanted that"
+
+
+@given(
+    shapes, shapes, st.integers(0, 4000), st.integers(0, 8), st.integers(0, 500),
+    st.sets(st.integers(0, 15)),
+)  # fmt: skip
+def test_limits_hold_for_the_whole_store(
+    ours: list[tuple[object, int, int]],
+    theirs: list[tuple[object, int, int]],
+    max_bytes: int,
+    max_files: int,
+    incoming: int,
+    pinned: set[int],
+) -> None:
+    """Others' go first, none needlessly; what is pinned stays; ours go when no other is left."""
+    rows = [
+        replace(snap(str(i), range(i), size=size, age=age), pinned=i in pinned)
+        for i, (_, size, age) in enumerate([*ours, *theirs])
+    ]
+    mine = {row.id: row for row in rows[: len(ours)]}
+    others = {row.id: row for row in rows[len(ours) :]}
+    limits = Limits(max_bytes, max_files, max_age=900.0)
+    index = index_of(*mine.values())
+    gone = overflow(index, others.values(), limits, Costs(), NOW, incoming)
+    incoming = incoming if fits(limits, incoming) else 0
+    assert len(set(gone)) == len(gone)
+    left = {**mine, **others}
+
+    def over() -> bool:
+        held = sum(row.size for row in left.values()) + incoming
+        return held > max_bytes or len(left) + (incoming > 0) > max_files
+
+    for name in gone:
+        old = NOW - left[name].last_used > limits.max_age
+        assert not left[name].pinned
+        assert old or over() or unroomy(limits, left.values(), incoming) is not None
+        if name in mine and not old:
+            assert all(row.pinned for row in left.values() if row.id in others)
+        del left[name]
+    free = [row for row in left.values() if not row.pinned]
+    assert all(NOW - row.last_used <= limits.max_age for row in free)
+    if unroomy(limits, left.values(), incoming) is None:
+        assert not over()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,9 +69,10 @@ def parsed(data: bytes | None) -> list[tuple[str, Any]]:
     return found
 
 
-def decision(name: str, status: int = 200) -> Decision:
-    """A finished request."""
-    return Decision(name, 1.0, "/", Reason.COLD, status, 1.0)
+def decision(name: str, status: int = 200, seq: int | None = None) -> Decision:
+    """A finished request; those of one name are the same one."""
+    seq = zlib.crc32(name.encode()) if seq is None else seq
+    return Decision(name, 1.0, "/", Reason.COLD, status, 1.0, seq=seq)
 
 
 @pytest.fixture
@@ -135,6 +137,19 @@ async def test_rows_of_the_logs(view: View) -> None:
             ("log", {"seq": 2}),
             ("log", {"seq": 3}),
         ]
+
+
+async def test_two_requests_of_one_id_are_two_rows(view: View) -> None:
+    """A client may give all its requests the same id."""
+    hub = Hub(view)
+    with hub.listen() as listener:
+        while not listener._queue.empty():
+            await listener.next()
+        for seq, status in ((1, 200), (2, 500)):
+            hub.decided(decision("mine", status, seq), True)
+        told = b"".join(hub._rows())
+    rows = [data["status"] for kind, data in parsed(told) if kind == "request"]
+    assert rows == [200, 500]
 
 
 async def test_a_flood_is_cut(view: View) -> None:
@@ -220,7 +235,7 @@ async def test_nothing_is_gathered_while_nobody_listens(view: View) -> None:
     assert hub._decided == {}
     with hub.listen():
         hub.decided(decision("a"), True)
-        assert list(hub._decided) == ["a"]
+        assert [one.request_id for one in hub._decided.values()] == ["a"]
     with hub.listen() as listener:
         assert hub._decided == {}
         hub.beat()

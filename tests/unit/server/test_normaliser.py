@@ -165,6 +165,28 @@ def test_only_looked_at(mode: str) -> None:
     assert turn.row.lines[0].went == orjson.dumps(user(part("hello")))
 
 
+@pytest.mark.parametrize("way", ["", "off", "paused", "shadow"])
+def test_a_preview_is_of_now(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what ``prepare`` would send, why that is not what the rules make, and keeps nothing.
+
+    In shadow mode the rules' changes are shown all the same.
+    """
+    desk = Desk(shadow=way == "shadow")
+    monkeypatch.setattr(desk.normaliser, "_paused", lambda: way == "paused")
+    raw = orjson.dumps({"messages": [user(part("hello"))]})
+    call = DIALECTS["/v1/chat/completions"].parse(raw)
+    seen = desk.normaliser.preview(call, {}, KEY, off=way == "off")
+    assert len(desk.book) == 0
+    turn = desk.ask(user(part("hello")), off=way == "off")
+    assert seen.call.raw == turn.call.raw
+    assert seen.changes == turn.changes
+    altered = way in {"", "shadow"}
+    assert (seen.after["messages"] == [user("hello")]) is altered
+    assert seen.note.partition(" ")[0] == {"": "", "off": "the", "paused": "caching"}.get(
+        way, "shadow"
+    )
+
+
 @pytest.mark.parametrize("way", ["off", "paused"])
 def test_what_is_frozen_stays_frozen(way: str) -> None:
     """A request that goes out as it came, in between, changes nothing for those after it."""

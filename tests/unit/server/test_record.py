@@ -89,7 +89,7 @@ async def test_a_row_for_each_request(path: str, kind: str) -> None:
         "request_id": "id-1", "at": 1000.0, "path": path, "reason": Reason.SLOT_HIT,
         "status": 200, "total": 2.0, "queued": 0.5, "slot": 1, "reused": 8, "prompt": 9,
         "first_token": None, "note": "", "conversation": "", "client": "", "side": "", "rules": (),
-        "cold": None, "title": "", "computed": 1,
+        "cold": None, "title": "", "computed": 1, "seq": 1,
     }  # fmt: skip
     assert {name: value for name, value in row.as_json().items() if name != "costs"} == wanted
     assert [cost["slot"] for cost in row.costs] == [1]

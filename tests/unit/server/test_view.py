@@ -11,6 +11,7 @@ import pytest
 from proxy.backends.base import Verdict
 from proxy.core.ledger import Answer, Conversation, Line
 from proxy.core.records import Mode, Reason, Snapshot
+from proxy.core.retention import Refusal, Worth
 from proxy.core.slots import SlotState, SlotTable
 from proxy.errors import SlotkeeperError
 from proxy.server.record import Recorder
@@ -34,7 +35,7 @@ class Bench:
         self.keeper = SimpleNamespace(
             up=True, verdict=Verdict(Mode.EXCLUSIVE, "proved", "advice"), paused=False, facts=None
         )
-        self.transfer = SimpleNamespace(retired=False, forget=self._forget)
+        self.transfer = SimpleNamespace(retired=False, refused=None, forget=self._forget)
         self.curator = SimpleNamespace(
             snapshots=lambda: self.stored, barred=lambda i: i == "b", usage=lambda: {"used": 5}
         )
@@ -112,12 +113,15 @@ def test_snapshots(bench: Bench) -> None:
     """Figures, what they are worth, whose they are; the barred and the pinned ones are marked."""
     bench.talks["a"] = Conversation("a", b"n", title="Rivers")
     mine = replace(snapshot(range(10), "a", used=1.0), conversation="a", pinned=True)
-    bench.stored = [(mine, 0.5), (snapshot(range(10), "b", used=3.0), 0.25)]
+    bench.stored = [
+        (mine, Worth(2.0, 0.5)),
+        (snapshot(range(10), "b", used=3.0), Worth(1.0, 0.25)),
+    ]
     first, second = bench.view.snapshots()
     assert first == {
         "id": "a", "fingerprint": "f" * 32, "tokens": 10, "prompt_tokens": 10, "bytes": 10_000,
         "created": 1.0, "last_used": 1.0, "restores": 0, "barred": False, "pinned": True,
-        "conversation": "a", "title": "Rivers", "value": 0.5,
+        "conversation": "a", "title": "Rivers", "value": 0.5, "seconds_saved": 2.0,
     }  # fmt: skip
     assert (second["barred"], second["pinned"], second["conversation"]) == (True, False, None)
     assert Bench(store=False).view.snapshots() == []
@@ -174,7 +178,7 @@ def test_hidden_titles() -> None:
     bench.talks["a"] = Conversation("a", b"n", title="secret")
     prompt = replace(chat("x"), conversation="a")
     bench.scheduler.table.hold(0, content(prompt, 40))
-    bench.stored = [(replace(snapshot(range(10)), conversation="a"), 0.5)]
+    bench.stored = [(replace(snapshot(range(10)), conversation="a"), Worth(1.0, 0.5))]
     bench.history.add(Decision("r", 0.0, "/", Reason.COLD, 200, 1.0, title="secret"))
     view = bench.view
     shown = [*view.slots(), *view.snapshots(), *view.conversations(), *view.requests(9)]
@@ -238,6 +242,18 @@ def test_requests(bench: Bench) -> None:
     assert bench.view.request("9") is None
 
 
+def test_requests_of_one_id(bench: Bench) -> None:
+    """The newest is told, and that there are more; what was noted before stays."""
+    for status, note in ((200, ""), (201, "noted"), (202, "")):
+        bench.history.add(Decision("mine", 0.0, "/", Reason.COLD, status, 1.0, note=note))
+    bench.history.add(Decision("other", 0.0, "/", Reason.COLD, 200, 1.0))
+    found = bench.view.request("mine") or {}
+    many = "one of 3 requests with this id, which the client chose"
+    assert (found["status"], found["note"]) == (202, many)
+    notes = [row["note"] for row in bench.view.requests(9)]
+    assert notes == ["", many, f"noted; {many}", many]
+
+
 @pytest.mark.parametrize(
     ("up", "draining", "ready", "why"),
     [
@@ -254,6 +270,14 @@ def test_ready(bench: Bench, up: bool, draining: bool, ready: bool, why: str) ->
         ready,
         {"mode": "exclusive", "why": why, "advice": "advice", "restores": restores},
     )
+
+
+def test_why_nothing_is_saved(bench: Bench) -> None:
+    """Where the backend's verdict advises nothing, the store may."""
+    bench.keeper.verdict = Verdict(Mode.EXCLUSIVE, "proved")
+    assert bench.view.ready()[1]["advice"] == ""
+    bench.transfer.refused = Refusal.PINS_FULL
+    assert bench.view.ready()[1]["advice"] == Refusal.PINS_FULL.advice
 
 
 def test_retired(bench: Bench) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.store.catalogue import Catalogue, InlineDisk, TamperedRowError
+from proxy.store.catalogue import Catalogue, InlineDisk, TamperedRowError, peek
 from proxy.store.files import StoreError
 
 
@@ -281,3 +281,33 @@ def test_what_was_deleted_cannot_be_read(folder: Path, catalogue: Catalogue) -> 
     catalogue.scrub()
     assert all(b"CANARY" not in path.read_bytes() for path in folder.iterdir())
     assert catalogue.get("conversation", "b") == {"data": "other"}
+
+
+def test_a_look_changes_nothing(tmp_path: Path) -> None:
+    """A row can be read without opening; nothing is made, not even where there is nothing."""
+    assert peek(tmp_path / "c", "verdict", "one") is None
+    assert list(tmp_path.iterdir()) == []
+    rows = Catalogue(tmp_path / "c")
+    rows.open()
+    rows.put("verdict", "one", {"mode": "exclusive"})
+    rows.close()
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "c").iterdir()}
+    assert peek(tmp_path / "c", "verdict", "one") == {"mode": "exclusive"}
+    assert peek(tmp_path / "c", "verdict", "two") is None
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "c").iterdir()} == before
+    (tmp_path / "c" / "cache.db").write_bytes(b"no database" * 999)
+    assert peek(tmp_path / "c", "verdict", "one") is None
+
+
+@pytest.mark.parametrize("value", [b"[1]", b"{"])
+def test_a_look_at_what_is_no_row(tmp_path: Path, value: bytes) -> None:
+    """It is none."""
+    rows = Catalogue(tmp_path)
+    rows.open()
+    rows.close()
+    with closing(sqlite3.connect(tmp_path / "cache.db")) as base:
+        base.execute(
+            "INSERT INTO Cache (key, raw, mode, value) VALUES ('k:one', 1, 1, ?)", (value,)
+        )
+        base.commit()
+    assert peek(tmp_path, "k", "one") is None

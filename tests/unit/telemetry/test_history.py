@@ -78,6 +78,25 @@ def test_found_by_id_and_by_what_came_after() -> None:
     assert len(history.recent(9, after="r9")) == 5
 
 
+def test_an_id_that_several_have() -> None:
+    """Each has a number of its own; the newest is found and explained, and none is missed."""
+    history = History(limit=4)
+    for status in (1, 2, 3):
+        history.add(replace(_decision(7), status=status))
+    history.add(_decision(8))
+    assert [one.seq for one in history.recent(9)] == [4, 3, 2, 1]
+    assert history.shared() == {"r7": 3}
+    history.explain("r7", {"cause": "template"})
+    assert [one.cold is not None for one in history.recent(9)] == [False, True, False, False]
+    found = history.get("r7")
+    assert found is not None
+    assert (found.status, found.seq) == (3, 3)
+    assert [one.seq for one in history.recent(9, after="r7")] == [4, 3, 2]
+    for number in (1, 2):
+        history.add(_decision(number))
+    assert history.shared() == {}, "those that are gone are not counted"
+
+
 def test_first_tokens_of_the_last_hour() -> None:
     """Ascending, without those that had none and those that came before."""
     history = History()
@@ -144,6 +163,6 @@ def test_no_quote_of_a_prompt_gets_into_the_log() -> None:
 
 def test_a_new_field_is_not_logged_unless_it_is_said() -> None:
     """Each field of a decision is either named as fit for the log, or kept out of it on purpose."""
-    kept_out = {"at", "costs", "note", "title"}
+    kept_out = {"at", "costs", "note", "title", "seq"}
     logged = {"prompt" if name == "prompt_tokens" else name for name in _decision(1).for_log()}
     assert logged | kept_out == {field.name for field in fields(Decision)}

@@ -15,6 +15,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.telemetry.lines import line
 from proxy.telemetry.logs import Ring, request_id, setup
 
 CANARY = "canary-7f3a"
@@ -42,7 +43,7 @@ def stream() -> Iterator[io.StringIO]:
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
     """The JSON lines written so far."""
-    return [orjson.loads(line) for line in stream.getvalue().splitlines()]
+    return [orjson.loads(text) for text in stream.getvalue().splitlines()]
 
 
 def test_json_line(stream: io.StringIO) -> None:
@@ -77,6 +78,27 @@ def test_auto_is_for_people_on_a_terminal(
     structlog.stdlib.get_logger().info("one")
     assert "one" in stream.getvalue()
     assert "{" not in stream.getvalue()
+
+
+def test_on_a_terminal_a_line_is_that_of_the_command(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``slotkeeper logs`` and the terminal of ``serve`` show the same, coloured on a terminal."""
+    ring = Ring()
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    setup("info", "auto", stream)
+    ring.attach()
+    try:
+        structlog.stdlib.get_logger().warning("one", total=0.25, slot=1)
+        logging.getLogger("library").error("two")
+    finally:
+        ring.detach()
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    assert plain.splitlines() == [line(row).plain for row in ring.recent(2)]
+    assert "total=250 ms" in plain
+    assert "\x1b[33m" in stream.getvalue()
 
 
 def test_level(stream: io.StringIO) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.commands import words
+from proxy import words
 
 
 @given(st.text())
@@ -40,6 +40,16 @@ def test_seconds(value: object, shown: str) -> None:
     assert words.seconds(value) == shown
 
 
+@pytest.mark.parametrize(
+    ("age", "shown"),
+    [(-4, "just now"), (4.9, "just now"), (59, "59 s ago"), (200, "3 min ago"), (7300, "2 h ago"),
+     (90000, "1 d ago")],
+)  # fmt: skip
+def test_ago(age: float, shown: str) -> None:
+    """One unit; a clock that went back is no future."""
+    assert words.ago(1000.0, 1000.0 + age) == shown
+
+
 def test_one_is_not_many() -> None:
     """A plural only where there are several, or none."""
     assert [words.many(n, "slot") for n in (0, 1, 2000)] == ["0 slots", "1 slot", "2,000 slots"]
@@ -66,11 +76,12 @@ def test_what_is_not_known() -> None:
     assert {
         words.number(None),
         words.ago(None, 5.0),
+        words.since(None, 5.0),
         words.clock(None),
         words.moment(None),
         words.short(""),
     } == {"-"}
     assert words.number(12345) == "12,345"
-    assert words.ago(9.0, 5.0) == "0 ms", "clocks differ"
+    assert words.since(9.0, 5.0) == "0 ms", "clocks differ"
     assert words.short("ab" * 16) == "abababababab"
     assert len(words.clock(0.0)) == len("00:00:00")

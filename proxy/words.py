@@ -6,6 +6,7 @@ import re
 import time
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
+NOW = 5  # seconds: what is younger happened just now
 NONE = "-"
 _SHORT = 12  # characters of an id that tell it from others
 _WORDS = re.compile(r"[\w:-]+|[^\w:-]")
@@ -83,9 +84,20 @@ def seconds(value: object) -> str:
     return NONE
 
 
-def ago(then: object, now: float) -> str:
-    """How long ago that was."""
+def since(then: object, now: float) -> str:
+    """For how long: ``"2 h 3 min"``."""
     return seconds(max(0.0, now - then)) if isinstance(then, int | float) else NONE
+
+
+def ago(then: object, now: float) -> str:
+    """How long ago, in one unit, as the dashboard says it: ``"just now"``, ``"3 min ago"``."""
+    if not isinstance(then, int | float):
+        return NONE
+    age = int(max(0.0, now - then))
+    for size, name in ((DAY, "d"), (HOUR, "h"), (MINUTE, "min")):
+        if age >= size:
+            return f"{age // size} {name} ago"
+    return f"{age} s ago" if age >= NOW else "just now"
 
 
 def moment(at: object) -> str:
