@@ -123,8 +123,8 @@ def _state(view: AdminView) -> dict[str, Handler]:
 
 def _logs(view: AdminView, hub: Hub) -> dict[str, Handler]:
     async def requests(request: web.Request) -> web.Response:
-        limit, after = _number(request, "limit", 100, limits.REQUESTS), request.query.get("after", "")
-        return json_response({"requests": view.requests(limit, after)})
+        limit = _number(request, "limit", 100, limits.REQUESTS)
+        return json_response({"requests": view.requests(limit, request.query.get("after", ""))})
 
     async def history(request: web.Request) -> web.Response:
         return json_response(view.history(_SPANS[_choice(request, "span", "1h", list(_SPANS))]))

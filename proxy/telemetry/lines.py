@@ -34,7 +34,7 @@ def line(row: Mapping[str, Any]) -> Text:
     """One row of the log (``telemetry.logs.row``), coloured."""
     level = str(row["level"])
     text = Text(f"{words.clock(row['at'])}  ")
-    text.append(f"{level:<8}", style=LEVELS.get(level, "default"))
+    text.append(f"{level:<9}", style=LEVELS.get(level, "default"))
     text.append(words.plain(row["event"]), style="bold")
     for name, value in row["fields"].items():
         if value not in _EMPTY:
