@@ -39,7 +39,7 @@ class Bench:
         self.curator = SimpleNamespace(
             snapshots=lambda: self.stored, barred=lambda i: i == "b", usage=lambda: {"used": 5}
         )
-        self.stored: list[tuple[Snapshot, float]] = []
+        self.stored: list[tuple[Snapshot, Worth]] = []
         self.talks: dict[str, Conversation] = {}
         self.snapshots = {"a": 2, "old": 1}  # by conversation
         self.disk: list[bool | OSError] = []  # how it answers; then well
