@@ -195,6 +195,10 @@ def _told(ready: Mapping[str, Any], *, probe: bool) -> list[Finding]:
     found = [engine.said(reached, why), engine.memory(reached, why)]
     if not ready.get("ready"):
         found.append(Finding("proxy", Level.PROBLEM, "the running proxy is not ready"))
+    store = ready.get("store") or {}
+    if store.get("advice"):
+        text = f"the last state was not saved: {store['refused']}"
+        found.append(Finding("saving", Level.WARNING, text, str(store["advice"])))
     if probe:
         text = "not tried: the slots are the running proxy's, which has tried them itself"
         found.append(Finding("round trip", Level.NOTE, text, "Stop the proxy to try it from here."))

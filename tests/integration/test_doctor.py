@@ -232,6 +232,14 @@ async def test_a_running_proxy_with_another_folder(
     assert (await examine(fake, slot_dir, ready | {"store": None})).good
 
 
+async def test_a_running_proxy_that_cannot_save(fake: FakeLlamaServer, slot_dir: Path) -> None:
+    """Why the last state was not saved, and what to do about it."""
+    store = {"refused": "pins-full", "advice": "unpin some"}
+    saving = of(await examine(fake, slot_dir, READY | {"store": store}), "saving")
+    assert (saving.level, saving.todo) == (Level.WARNING, "unpin some")
+    assert "pins-full" in saving.text
+
+
 async def test_a_running_proxy_before_another_server(fake: FakeLlamaServer, slot_dir: Path) -> None:
     """Its verdict says nothing of this one, which is tried; the command for its own is named."""
     ready = READY | {"mode": "forward", "backend": {"url": "http://127.0.0.1:1"}}
