@@ -28,7 +28,9 @@ function said({ status, link, trouble }) {
     const what = "States are not restored any more: restoring had no effect on this model.";
     return ["warn", what, "Slots are still used; saved states wait for another build or model.", ""];
   }
-  if (status.store?.advice) return ["warn", "New states are not saved.", "", status.store.advice];
+  // The mode's own advice goes first: where it saves nothing, the store is not why.
+  const full = status.mode === "exclusive" && status.store?.advice;
+  if (full && status.advice === full) return ["warn", "New states are not saved.", "", full];
   const [kind, what] = MODES[status.mode] ?? ["warn", `Mode ${status.mode}.`];
   return [kind, what, status.why, status.advice];
 }

@@ -91,6 +91,25 @@ export function percent(part, total) {
   return `${Math.round(value)} %`;
 }
 
+const UNITS = {
+  ...Object.fromEntries(["total", "queued", "first_token", "seconds"].map((name) => [name, seconds])),
+  ...Object.fromEntries(
+    ["reused", "computed", "tokens", "prompt_tokens"].map((name) => [name, (n) => plural(n, "token")]),
+  ),
+  bytes,
+};
+const ID = /^[0-9a-f]{24,64}$/;
+
+/** A value of a log line, as `slotkeeper logs` spells it: with its unit, ids cut, "" for nothing. */
+export function field(name, value) {
+  if (Array.isArray(value)) return value.map((one) => field("", one)).join(", ");
+  if (known(value)) return UNITS[name]?.(value) ?? String(Number(value.toPrecision(4)));
+  if (value === null || value === undefined) return "";
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (typeof value === "object") return Object.keys(value).length ? JSON.stringify(value) : "";
+  return ID.test(value) ? value.slice(0, 8) : value;
+}
+
 /** A conversation in words: its title, else the beginning of its id; without one, the path. */
 export function name(row) {
   if (row.title) return row.title;

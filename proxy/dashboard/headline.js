@@ -48,13 +48,14 @@ export function Headline({ status }) {
   const { totals, first_token: first, queue } = status;
   return html`<dl class="figures">
     <${Reused} prompt=${totals.prompt_tokens} />
-    <${Figure} id="figure-saved" title="Prefill time saved" value=${seconds(totals.seconds_saved)}>
+    <${Figure} id="figure-saved" title="Prefill time saved, estimated" value=${seconds(totals.seconds_saved)}>
       ${plural(totals.requests, "request")} since the start · ${count(queue.running)} running,
       ${" "}${count(queue.waiting)} waiting
     <//>
     <${Figure} id="figure-first" title="Time to first token" value=${seconds(first.p50)}>
       ${first.count
-        ? html`half are faster; 95 % within <b>${seconds(first.p95)}</b> (last hour)`
+        ? html`half of ${plural(first.count, "request")} are faster; 95 % within${" "}
+            <b>${seconds(first.p95)}</b> (last hour)`
         : "No streamed request in the last hour."}
     <//>
     <${Disk} store=${status.store} />

@@ -1,18 +1,19 @@
 // The proxy's structured log, the newest line last.
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
-import { time } from "./format.js";
+import { field, time } from "./format.js";
 import { Empty, Section } from "./parts.js";
 
 const LEVELS = ["debug", "info", "warning", "error"];
 
 const severity = (level) => LEVELS.indexOf(level === "critical" ? "error" : level);
 
-/** A line's fields as `name=value`. */
+/** A line's fields as `name=value`; what is empty is left out. */
 function told(fields) {
   return Object.entries(fields ?? {})
-    .filter(([, value]) => value !== null && value !== "")
-    .map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`)
+    .map(([name, value]) => [name, field(name, value)])
+    .filter(([, value]) => value)
+    .map(([name, value]) => `${name}=${value}`)
     .join(" ");
 }
 
@@ -44,7 +45,7 @@ function Controls({ level, setLevel, words, setWords, still, setStill, logs }) {
       aria-pressed=${still !== null}
       onClick=${() => setStill(still === null ? logs : null)}
     >
-      ${still === null ? "Hold" : "Go on"}
+      ${still === null ? "Stop following" : "Follow"}
     </button>`;
 }
 

@@ -22,6 +22,7 @@ _TEMPLATE = (
     "chat_template_kwargs", "json_schema", "parallel_tool_calls", "reasoning_effort",
     "response_format", "tool_choice", "tools",
 )  # fmt: skip
+_NONE = len(orjson.dumps([None] * len(_TEMPLATE)))  # bytes of a head that renders nothing
 _END = ("add_generation_prompt", "continue_final_message")
 
 
@@ -45,11 +46,15 @@ class OpenAIChat:
         return replace(call, chat=True, keep=keep, extra={**call.extra, "media": media})
 
     def prompt(self, call: Call, namespace: bytes) -> Prompt:
-        """See ``Dialect``. The first segment is what the template renders beside the messages."""
+        """See ``Dialect``. The first segment is what the template renders beside the messages.
+
+        Where that is nothing it has no size: short prompts would seem to share it.
+        """
         body = call.body
         head = orjson.dumps([body.get(name) for name in _TEMPLATE])
         seed = bodies.prompt_seed(call, namespace)
         chain, ends = segment_chain(seed, [head, *segments(body["messages"])])
+        ends = tuple(max(0, end - _NONE) for end in ends)
         return Prompt(seed, chain, ends, ends[-1], adapters=bodies.adapters(call))
 
     def upstream(self, call: Call, slot: int | None, *, fresh: bool = False) -> bytes:

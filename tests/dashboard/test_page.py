@@ -154,12 +154,12 @@ async def test_the_log(page: Page, api: FakeApi) -> None:
     line = {"at": time.time(), "level": "error", "event": "full moon", "fields": {}}
     api.push("log", line | {"seq": 100})
     await page.until(f"{shown} === 1")
-    await page.click("Hold", "#log")
+    await page.click("Stop following", "#log")
     api.push("log", line | {"seq": 101})
     api.push("running", {"running": []})
     await page.sees("Nothing is running", "#running")  # so the line before it has arrived
     assert await page.run(shown) == 1
-    await page.click("Go on", "#log")
+    await page.click("Follow", "#log")
     await page.until(f"{shown} === 2")
 
 
@@ -211,6 +211,9 @@ async def test_a_newcomer_is_told_what_to_do(page: Page, api: FakeApi) -> None:
     await page.sees("No prompt yet", "#figure-reused")
 
 
+STORE_FULL = sample.status()["store"] | {"advice": "unpin some"}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -218,7 +221,9 @@ async def test_a_newcomer_is_told_what_to_do(page: Page, api: FakeApi) -> None:
         ({"draining": True}, "Shutting down"),
         ({"restores": "retired"}, "not restored any more"),
         ({"mode": "routed"}, "Placing requests"),
-        ({"store": sample.status()["store"] | {"advice": "unpin some"}}, "unpin some"),
+        ({"store": STORE_FULL, "advice": "unpin some"}, "unpin some"),
+        ({"store": STORE_FULL, "advice": "", "mode": "forward"}, "Forwarding only"),
+        ({"store": STORE_FULL, "advice": "set backend.key"}, "set backend.key"),
         ({"backend": sample.status()["backend"] | {"up": False}}, "does not answer"),
     ],
 )

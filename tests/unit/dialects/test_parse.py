@@ -337,6 +337,16 @@ def test_keys_and_lora_part_everything(path: str) -> None:
     assert len(seeds) == 4
 
 
+def test_short_prompts_that_share_nothing() -> None:
+    """What no template renders has no size: else two short prompts would seem to share it."""
+    one = prompt(CHAT, messages=[{"role": "user", "content": "Name three rivers."}])
+    other = prompt(CHAT, messages=[{"role": "system", "content": "Answer briefly."}])
+    shared = common(one, other)
+    assert one.ends[shared - 1] == 0 < one.size
+    tools = prompt(CHAT, tools=[{"type": "function", "function": {"name": "x"}}], **HI)
+    assert tools.ends[0] > 0
+
+
 @given(st.text(min_size=1), st.text())
 def test_text_chains(start: str, rest: str) -> None:
     """A prompt that goes on shares all full blocks of the shorter one; the size counts bytes."""
