@@ -147,8 +147,7 @@ class App:
 
         return judged
 
-    @staticmethod
-    def _build_backend(config: Config) -> Backend:
+    def _build_backend(self, config: Config) -> Backend:
         backend = config.backend
         return build(
             backend.kind,
@@ -158,7 +157,7 @@ class App:
             silence_timeout=backend.silence_timeout,
             shared_npu=backend.shared_npu,
             tokenizer=_tokenizer(config),
-            learned=config.ledger_dir(os.environ, Path.home()) / LEARNED,
+            learned=lambda: self._beside_ledger(LEARNED),
         )
 
     @staticmethod
@@ -343,8 +342,12 @@ class App:
         """Beside what this process alone has locked; None: the charts begin anew."""
         if self.store is not None and self._config.store_dir is not None:
             return self._config.store_dir / HISTORY
+        return self._beside_ledger(HISTORY)
+
+    def _beside_ledger(self, name: str) -> Path | None:
+        """None: another process may have the folder, so nothing is kept there."""
         ledger = self._config.ledger_dir(os.environ, Path.home())
-        return ledger / HISTORY if self._written is not None else None
+        return ledger / name if self._written is not None else None
 
     def reload(self, config: Config) -> None:
         """Go by ``config`` from now on; it differs only in live settings (``proxy.reload``).
@@ -367,12 +370,12 @@ class App:
         if self._runner is not None:
             await self._runner.cleanup()
         await self.sampler.close()
+        await self.backend.close()  # what it learned is kept while the ledger is still ours
         if self._written is not None:
             await self._written.close()
         await self.ledger.close()
         if self.store is not None:
             await self.store.close()
-        await self.backend.close()
         self.ring.detach()
 
 

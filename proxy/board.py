@@ -18,7 +18,7 @@ from proxy.core.slots import Content, Slot, SlotState, SlotTable
 from proxy.effects import settle_wide, until_idle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from proxy.backends.base import Backend
     from proxy.core.placement import Need
@@ -44,11 +44,21 @@ class Left:
 class Board:
     """Slots, counting permits where none may be pinned, and the mode that says which."""
 
-    def __init__(self, backend: Backend, effects: Effects, clock: Callable[[], float]) -> None:
-        """Nothing is known: forward, without a limit. ``clock`` gives unix seconds."""
+    def __init__(
+        self,
+        backend: Backend,
+        effects: Effects,
+        clock: Callable[[], float],
+        running: Iterable[Lease] = (),
+    ) -> None:
+        """Nothing is known: forward, without a limit. ``clock`` gives unix seconds.
+
+        ``running``: the leases that are held, at any time.
+        """
         self._backend = backend
         self._effects = effects
         self._clock = clock
+        self._running = running
         self._n_ctx = 0
         self._routing = Routing()  # counts in mode routed
         self._left: dict[bytes, Left] = {}  # by what identifies a request, the oldest first
@@ -59,6 +69,7 @@ class Board:
         self.mode = Mode.FORWARD
         self.total_slots = 0
         self.on_displaced: Callable[[int, Content], None] = lambda _slot, _content: None
+        backend.on_moved(self._moved)
 
     # Mode
 
@@ -129,12 +140,16 @@ class Board:
         elif kind is Kind.WIDE:
             self._wide = True
         else:
-            there = {m: left for m, left in self._left.items() if left.slot == option.slot}
-            for mark in [mark for mark, left in there.items() if not left.firm]:
-                del self._left[mark]
-            self._gone.discard(option.slot)
+            self._starts(option.slot)
             expected = max(0, option.n_tokens - option.hit)
             self.table.begin(option.slot, SlotState.LEASED, self._clock(), expected)
+
+    def _starts(self, slot: int) -> None:
+        """A request is computed there, and what goes on there for nobody is not finished."""
+        there = {m: left for m, left in self._left.items() if left.slot == slot}
+        for mark in [mark for mark, left in there.items() if not left.firm]:
+            del self._left[mark]
+        self._gone.discard(slot)
 
     def release(self, kind: Kind, slot: int) -> None:
         """It is over."""
@@ -167,10 +182,33 @@ class Board:
             if row.index in slots:
                 self.table.hold(row.index, None)
 
+    def _moved(self, slot: int | None, to: int) -> None:
+        """A process was found dead, and another computes its request: what that held is lost.
+
+        The lease stays one of its own slot: the other one's may be held, too, and is used in turn.
+        """
+        if self.mode is not Mode.ROUTED or slot is None:
+            return
+        self.forget(frozenset({slot}))
+        for lease in self._running:
+            if lease.slot == slot:
+                lease.moved = to
+                if not lease.beside:
+                    self._starts(to)
+                    self._lose(to, lease)
+
+    def _lose(self, slot: int, lease: Lease) -> None:
+        """Of a slot another lease holds it is told when that has ended, or this one."""
+        row = self.table[slot]
+        if row.state is SlotState.FREE and row.content is not None:
+            if not same(row.content.prompt, lease.prompt):
+                self.on_displaced(slot, row.content)
+            self.table.hold(slot, None)
+
     def answered(self, lease: Lease, n_tokens: int) -> None:
         """An answer ran to its end with ``n_tokens`` in its slot."""
         self._left.pop(_mark(lease.prompt), None)
-        before = self.table[lease.option.slot].content
+        before = self.table[lease.place].content
         self._hold(lease, lease.content(before, n_tokens, self._clock()))
 
     async def settle(self, lease: Lease) -> None:
@@ -187,7 +225,7 @@ class Board:
 
     def _leave(self, lease: Lease) -> None:
         """A client went: it may come back for what goes on there without it."""
-        mark, slot, now = _mark(lease.prompt), lease.option.slot, self._clock()
+        mark, slot, now = _mark(lease.prompt), lease.place, self._clock()
         if not mark or lease.beside:
             return
         firm = lease.body is not None and now - lease.started >= hold.LONG_SECONDS
@@ -207,16 +245,16 @@ class Board:
             content = self._routed(lease, content)
         elif content is not None and content.n_tokens > self._n_ctx:
             content = None
-        self.table.hold(lease.option.slot, content if self.pins else None)
+        self.table.hold(lease.place, content if self.pins else None)
 
     def _routed(self, lease: Lease, content: Content | None) -> Content | None:
         """What a process holds now. What it held before, of another conversation, is lost."""
-        before = self.table[lease.option.slot].content
+        before = self.table[lease.place].content
         if lease.beside:
             return before
         if before is not None and not same(before.prompt, lease.prompt):
-            self.on_displaced(lease.option.slot, before)
-        if content is None or lease.option.slot in self._gone:
+            self.on_displaced(lease.place, before)
+        if content is None or lease.place in self._gone:
             return None
         costs = self._effects.costs
         costs.observe_text(lease.prompt.size, lease.prompt_n or 0)

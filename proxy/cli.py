@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Mapping
+from typing import Annotated
 
 import typer
 
@@ -20,6 +21,25 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # they print local variables, and those hold keys
 )
+
+
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it so
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    del version  # its callback has ended the command
 
 
 @app.command()

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import orjson
 
 OWN = "/_slotkeeper"
+OURS = "slotkeeper"  # the source of an error that the proxy itself made
 READY_SECONDS = 5.0
 READ_SECONDS = 30.0
 LISTEN_SECONDS = 60.0  # of silence between two events; the proxy sends a sign of life every 15 s
@@ -81,6 +82,17 @@ class Client:
             return None
         return found if isinstance(found, dict) and "ready" in found else None
 
+    def is_slotkeeper(self) -> bool:
+        """Whether a proxy like this one is there, whatever it would let this user see."""
+        try:
+            _, raw = self._exchange("GET", "healthz", None, READY_SECONDS)
+            found = orjson.loads(raw)
+        except (UnreachableError, orjson.JSONDecodeError):
+            return False
+        said = found.get("error") if isinstance(found, dict) else None
+        refused = isinstance(said, dict) and said.get("source") == OURS
+        return refused or found == {"alive": True}
+
     def events(self) -> Iterator[tuple[str, Any]]:
         """What happens, as it happens: the kind of event and its JSON.
 
@@ -134,14 +146,14 @@ class Client:
         if status == HTTPStatus.OK and found is not None:
             return found
         error = found.get("error") if isinstance(found, dict) else None
-        if not isinstance(error, dict) or error.get("source") != "slotkeeper":
+        if not isinstance(error, dict) or error.get("source") not in {OURS, "backend"}:
             raise ApiError(
                 f"{self.url} answered {status}, and not as a slotkeeper of this version does",
                 "Is the address that of the proxy, not of the model server?",
                 status,
             )
         hint = str(error.get("hint") or "")
-        if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+        if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN} and error["source"] == OURS:
             hint = "Give the proxy's server.admin_key as SLOTKEEPER_ADMIN_KEY or --key."
         raise ApiError(str(error.get("message")), hint, status)
 

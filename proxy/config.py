@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -244,7 +245,9 @@ class _Given:
         ):
             value, place = self._values.get(setting, ("", ""))
             if isinstance(value, str) and value and not exists(Path(value).expanduser()):
-                yield f'{place}: {setting}: {what}: "{value}"'
+                make = f"; mkdir -p -m 700 {shlex.quote(str(Path(value).expanduser()))}"
+                todo = make if exists is Path.is_dir else ""
+                yield f'{place}: {setting}: {what}: "{value}"{todo}'
 
 
 _SECTIONS: Mapping[str, type[BaseModel]] = {section: type(part) for section, part in Config()}

@@ -88,7 +88,8 @@ class Curator:
         now = self._clock()
         if ids != self._valued.keys() or not 0 <= now - self._valued_at < FRESH:
             self._valued_at = now
-            self._valued = values(self._transfer.index, self._transfer.costs, now)
+            barred = [one for one in ids if self.barred(one)]
+            self._valued = values(self._transfer.index, self._transfer.costs, now, barred)
         return self._valued
 
     def barred(self, snapshot_id: str) -> bool:

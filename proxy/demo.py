@@ -37,7 +37,7 @@ def main() -> int:
         config = _config(address, slots)
         print(f"loading {model.name} ...", file=sys.stderr, flush=True)
         engine.wait_healthy()
-        print("trying out what its slots can do (10 s or more) ...", file=sys.stderr, flush=True)
+        print(service.TRYING, file=sys.stderr, flush=True)
         return service.run(
             config,
             lambda url: print(_banner(url, model, state), flush=True),

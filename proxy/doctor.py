@@ -7,16 +7,15 @@ touched, and the proxy's own verdict is shown.
 from __future__ import annotations
 
 import asyncio
-import os
-import shlex
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from proxy.backends import launch
 from proxy.backends.choose import UNDRIVEN, build
+from proxy.backends.probe import OTHER_FOLDER
 from proxy.checks import engine, machine
 from proxy.checks.finding import Finding, Level
 from proxy.core.records import Mode
@@ -28,12 +27,15 @@ if TYPE_CHECKING:
     from proxy.config import Config
 
 SILENCE = 300.0  # seconds: a prompt of some hundred tokens on a slow machine
-DEFAULT_PORT = 8080
-GOOD_SLOTS = 2
-DEFAULT_SLOTS = 4  # what llama-server takes when nobody says -np, all in one pool
 NOT_TRIED = "not tried; `slotkeeper doctor --probe` does, and empties one or two idle slots"
 UNKNOWN_CLASS = "class not known; `slotkeeper doctor --probe` finds out"
 EARLIER = "a proxy found out earlier, of this very process of the server"
+DRIVEN = Finding(
+    "proxy",
+    Level.WARNING,
+    "a running proxy has this slot folder, so the slots are its own",
+    "Name its address with --url, and it is asked.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ async def examine(
     ready: Mapping[str, Any] | None,
     *,
     probe: bool,
+    at: str = "",
     step: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Look at everything.
@@ -63,10 +66,15 @@ async def examine(
         ready: what a running proxy says of itself (``api/status``, or ``readyz`` for those who
             may see no more); None when none runs.
         probe: also try out what costs the content of one or two idle slots and some seconds.
+        at: where that proxy runs, or was looked for; ``""``: at the address of ``config``.
         step: is told what is being done.
     """
     step("looking at this machine")
-    found = await asyncio.to_thread(_machine, config, ready, probe)
+    found = await asyncio.to_thread(_machine, config, ready, at, probe)
+    if stranger := await asyncio.to_thread(machine.no_model_server, config):
+        return Report((*found, stranger), "")
+    if at and ready is None:
+        found.append(Finding("proxy", Level.WARNING, f"no slotkeeper answers at {at}"))
     if ready is not None and (other := _elsewhere(config, ready)) is not None:
         found.append(other)
         ready = None  # it has nothing to say of this server
@@ -90,15 +98,21 @@ async def examine(
         await backend.close()
     driven = config.backend.kind in {"auto", "llama_server"}
     if facts is None or facts.kind not in UNDRIVEN:
-        return Report(tuple(found), launch(config, facts, trip) if driven else "")
+        return Report(tuple(found), _launch(config, facts, trip) if driven else "")
     return Report(tuple(found), "")
 
 
-def _machine(config: Config, ready: Mapping[str, Any] | None, probe: bool) -> list[Finding]:  # noqa: FBT001 - positional for to_thread
+def _machine(
+    config: Config,
+    ready: Mapping[str, Any] | None,
+    at: str,
+    probe: bool,  # noqa: FBT001 - positional for to_thread
+) -> list[Finding]:
     server = config.server
     found: list[Finding | None] = [machine.versions(), *machine.settings(config)]
+    at = at or f"{server.host}:{server.port}"
     found.append(
-        Finding("address", Level.OK, f"a proxy is running at {server.host}:{server.port}")
+        Finding("address", Level.OK, f"a proxy is running at {at}")
         if ready
         else machine.address(server.host, server.port)
     )
@@ -129,6 +143,8 @@ async def _server(
         return [Finding("mode", Level.NOTE, f"{reached}: {UNDRIVEN[facts.kind]}")], None
     if ready is not None:
         return [*_told(ready, probe=probe), *_folders(config, ready)], None
+    if await asyncio.to_thread(machine.driven, config.store_dir):
+        return [DRIVEN, Finding("mode", Level.NOTE, "not tried")], None
     idle, found = await engine.idle_slots(backend)
     folder = config.slot_dir if config.cache.enabled else None
     if folder is None:
@@ -168,7 +184,7 @@ def _elsewhere(config: Config, ready: Mapping[str, Any]) -> Finding | None:
     words = ["slotkeeper", "doctor", "--backend", served.replace(", ", ",")]
     folder = str((ready.get("store") or {}).get("slot_dir") or "")
     words += ["--slot-save-path", folder] if folder else []
-    return Finding("proxy", Level.WARNING, text, f"`{_spelled(words)}` looks at that one.")
+    return Finding("proxy", Level.WARNING, text, f"`{launch.spelled(words)}` looks at that one.")
 
 
 def _places(urls: str) -> list[str]:
@@ -178,14 +194,17 @@ def _places(urls: str) -> list[str]:
 
 
 def _folders(config: Config, ready: Mapping[str, Any]) -> list[Finding]:
-    """Whether the running proxy goes by the same slot folder."""
+    """Whether the running proxy goes by the same slot folder, and the server by the proxy's."""
     told, here = (ready.get("store") or {}).get("slot_dir"), config.slot_dir
+    todo = "Give llama-server and slotkeeper the same --slot-save-path."
+    if ready.get("why") == OTHER_FOLDER:
+        text = f"the server saves to another folder than the running proxy's, {told}"
+        return [Finding("same folder", Level.PROBLEM, text, todo)]
     if not told or here is None:
         return []
     if Path(told).resolve() == here.resolve():
         return [Finding("same folder", Level.OK, f"the running proxy's slot folder is {told}")]
     text = f"the running proxy's slot folder is {told}, not {here.absolute()}"
-    todo = "Give llama-server and slotkeeper the same --slot-save-path."
     return [Finding("same folder", Level.PROBLEM, text, todo)]
 
 
@@ -224,23 +243,12 @@ async def _tried(
     return [*found, *engine.travelled(trip)], trip
 
 
-def launch(config: Config, facts: Facts | None, trip: engine.Trip | None) -> str:
-    """The llama-server line to use. ``-c`` is the number of slots times the tokens per slot."""
-    slots, context, model = GOOD_SLOTS, 8192, "MODEL.gguf"
-    if facts is not None:
-        slots = facts.total_slots if facts.total_slots != DEFAULT_SLOTS else GOOD_SLOTS
-        context, model = facts.n_ctx, facts.model_path or model
-    words = ["llama-server", "-m", model, "-np", str(slots), "--no-kv-unified"]
-    words += ["-c", str(slots * context), "--cache-ram", "0", "-sps", "0"]
-    words += ["--slot-save-path", str(config.slot_dir.absolute() if config.slot_dir else "DIR")]
-    if trip is not None and engine.good_batch(trip) < engine.BATCHES[-1]:
-        words += ["-b", str(engine.good_batch(trip))]
-    port = urlsplit(config.backend.urls[0]).port or DEFAULT_PORT
-    if port != DEFAULT_PORT:
-        words += ["--port", str(port)]
-    return _spelled(words)
-
-
-def _spelled(words: list[str]) -> str:
-    """A command as it is typed here."""
-    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+def _launch(config: Config, facts: Facts | None, trip: engine.Trip | None) -> str:
+    """The llama-server line to use."""
+    small = trip is not None and engine.good_batch(trip) < engine.BATCHES[-1]
+    return launch.line(
+        facts,
+        config.slot_dir,
+        port=urlsplit(config.backend.urls[0]).port or 0,
+        batch=engine.good_batch(trip) if trip is not None and small else 0,
+    )

@@ -33,8 +33,10 @@ class Effects(Protocol):
     def judge(self, expected: int, cache_n: int) -> bool:
         """Count a restore that did or did not show up."""
 
-    async def save(self, slot: int, content: Content) -> Content:
-        """Slot to disk."""
+    async def save(
+        self, slot: int, content: Content, keep: frozenset[str] = frozenset()
+    ) -> Content:
+        """Slot to disk; snapshots in ``keep`` do not make room for it."""
 
     async def restore(self, slot: int, snapshot: Snapshot) -> bool:
         """Disk to slot."""
@@ -98,7 +100,8 @@ async def carry_out(
     content = table[option.slot].content
     if option.save_first and content is not None:
         table.become(option.slot, SlotState.SAVING, clock())
-        table.hold(option.slot, await effects.save(option.slot, content))
+        keep = frozenset({option.snapshot.id} if option.snapshot else ())  # restored next
+        table.hold(option.slot, await effects.save(option.slot, content, keep))
     if option.snapshot is not None and proved():
         table.become(option.slot, SlotState.RESTORING, clock())
         table.hold(option.slot, None)
@@ -132,9 +135,11 @@ class Nothing:
         """Nothing was restored, so nothing can have been in vain."""
         return cache_n >= expected
 
-    async def save(self, slot: int, content: Content) -> Content:
+    async def save(
+        self, slot: int, content: Content, keep: frozenset[str] = frozenset()
+    ) -> Content:
         """Nothing is saved."""
-        del slot
+        del slot, keep
         return content
 
     def on_disk(self, content: Content) -> Content:

@@ -20,6 +20,7 @@ from proxy.core.records import Mode, Prompt
 from proxy.core.retention import worth_saving
 from proxy.core.slots import SlotState, restored
 from proxy.errors import BackendRefusedError, SlotkeeperError
+from proxy.proof import ABSENT, BEING_TRIED, PAUSED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from proxy.core.routing import Routing
     from proxy.core.slots import Content, Slot
     from proxy.priming import Primer
-    from proxy.telemetry.metrics import Metrics
+    from proxy.telemetry.metrics import Cause, Metrics
     from proxy.transfer import Transfer
 
 log = structlog.get_logger("slotkeeper.keeper")
@@ -43,11 +44,6 @@ REST_TICKS = 60  # looks until that is asked of a busy backend again
 RETRY_SECONDS = 60.0  # after a save that came to nothing
 DRAIN_TOKENS = 16  # at the end nobody waits for a save: all but the last few tokens are kept
 BUSY_SECONDS = 60.0  # unsaved work this old is saved even while other slots run
-PAUSED = Verdict(
-    Mode.FORWARD,
-    "caching was paused by hand: requests go through as they come",
-    "resume it: slotkeeper resume, or the button on the dashboard",
-)
 
 
 class Floor(Protocol):
@@ -115,15 +111,13 @@ class Saver:
         self._failed.clear()
         return changed
 
-    def _unsaved(self) -> None:
-        """Snapshots were removed by hand: what slots had saved in them is not saved any more.
-
-        It is saved when it changed, when it is displaced, at the end; not at once, or why remove.
-        """
+    def _unsaved(self, wish: Cause | None) -> None:
+        """Snapshots went, and with them what slots had saved: idle ones leave a ``wish`` be."""
         for slot in (table := self._scheduler.board.table):
             after = self._transfer.on_disk(slot.content) if slot.content else None
             if slot.content and after and after.n_saved < slot.content.n_saved:
-                self._removed[slot.index] = after.used
+                if wish:
+                    self._removed[slot.index] = after.used
                 table.hold(slot.index, after)
 
     async def save_idle(self) -> None:
@@ -293,7 +287,7 @@ class Keeper:
 
     async def _look(self) -> None:
         """Which backend is this; if it is not the one that was judged, judge it."""
-        absent = self._backend.absent  # some may be back by the time they are asked
+        self._scheduler.board.forget(self._backend.absent)  # not of who then is back, and asked
         try:
             instance = await self._backend.instance()
         except BackendRefusedError as error:
@@ -302,6 +296,8 @@ class Keeper:
         except SlotkeeperError as error:
             self._gone(error, up=False)
             return
+        if not self.up:
+            self.verdict = BEING_TRIED
         self.up = True
         self._metrics.backend_up.set(1)
         if self._instance and instance != self._instance:
@@ -315,11 +311,11 @@ class Keeper:
             self._say(PAUSED)
         elif not self._judged and (not self._rest or self._scheduler.quiescent()):
             await self._prove()
-        self._miss(absent, self._backend.absent)
+        self._miss(self._backend.absent)
 
-    def _miss(self, before: frozenset[int], absent: frozenset[int]) -> None:
+    def _miss(self, absent: frozenset[int]) -> None:
         """Say so when some of several processes are gone, or back; what they held is gone."""
-        self._scheduler.board.forget(before | absent)
+        self._scheduler.board.forget(absent)
         if absent != self._absent:
             self._absent = absent
             which = ", ".join(str(index) for index in sorted(absent))
@@ -351,7 +347,7 @@ class Keeper:
         self.up = up
         self._metrics.backend_up.set(up)
         self._judged = False
-        why, advice = ("demands a key", "set backend.key") if up else ("does not answer", "")
+        why, advice = ("demands a key", "set backend.key") if up else ("does not answer", ABSENT)
         self._say(Verdict(Mode.FORWARD, f"the backend {why}: {error.message}", advice))
         if self._scheduler.board.mode is not Mode.FORWARD:
             self._scheduler.forward(self._scheduler.board.total_slots)

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from proxy.store.snapshots import SnapshotStore
 
 KIND = "verdict"
+# What is said where nothing was proved.
+PAUSED = Verdict(
+    Mode.FORWARD,
+    "caching was paused by hand: requests go through as they come",
+    "resume it: slotkeeper resume, or the button on the dashboard",
+)
+BEING_TRIED = Verdict(Mode.FORWARD, "the backend is being tried out, which takes a few seconds")
+ABSENT = "start it, or wait until it has loaded its model; Slotkeeper notices by itself"
 
 
 class Proof:

@@ -2,7 +2,6 @@
 
 One event loop, no locks. Every decision is a synchronous pass over queue and slot table (`_pump`),
 taken again whenever something changed. What it needs done runs afterwards, in a marked slot.
-
 The mutable state: the queue of waiting requests, what runs, and the board (slots, permits, mode).
 """
 
@@ -82,7 +81,8 @@ class Scheduler:
         self._timer: asyncio.TimerHandle | None = None  # a slot is kept until then
         self._quiet = asyncio.Event()  # something ended
         self._tasks = Tasks(self._quiet.set)
-        self.board = Board(backend, effects, clock)
+        self.board = Board(backend, effects, clock, self._running)
+        backend.on_moved(lambda *_: metrics.moved.inc())
         self.draining = False
         self.active = 0.0  # when a request last came or ended
         self.on_lost: Callable[[], None] = lambda: None

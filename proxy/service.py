@@ -20,11 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from proxy import words
 from proxy.app import App
+from proxy.core.records import Mode
 from proxy.errors import ConfigError
+from proxy.keeper import DRAIN_TOKENS
 from proxy.notify import Notifier
 from proxy.reload import changes, effective
-from proxy.store.snapshots import StoreError
+from proxy.store.snapshots import StoreBusyError, StoreError
 from proxy.telemetry import logs
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ log = structlog.get_logger("slotkeeper.service")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # not there on Windows
 FAILED, INTERRUPTED = 1, 130
+TRYING = "trying out what the slots of the model server can do: takes 10 s or more ..."
 
 
 def run(
@@ -59,8 +63,10 @@ def run(
         return _runner()(_serve(config, on_ready, load))
     except StoreError as error:
         where = config.store_dir or config.ledger_dir(os.environ, Path.home())
-        sys.stderr.write(f"slotkeeper: {where}: {error.strerror or error}\n")
-        sys.stderr.write("  This folder cannot be used: see `slotkeeper doctor`.\n")
+        todo = "This folder cannot be used: see `slotkeeper doctor`."
+        if isinstance(error, StoreBusyError):
+            todo = "Stop the other one: one proxy for each llama-server and folder."
+        sys.stderr.write(f"slotkeeper: {where}: {error.strerror or error}\n  {todo}\n")
         return FAILED
     except OSError as error:
         taken = f"port {config.server.port} is taken: try --port"
@@ -114,8 +120,18 @@ async def _serve(
         manager.stopping()
         await app.stop()
         await _cancel(beating)  # not before: a long drain is no sign of death
-    log.info("stopped")
+    log.info("stopped", **_saved(app))
     return 0
+
+
+def _saved(app: App) -> dict[str, str]:
+    """What the end kept of the slots, where they are this proxy's."""
+    if app.scheduler.mode is not Mode.EXCLUSIVE:
+        return {}
+    held = [slot.content for slot in app.scheduler.table if slot.content is not None]
+    kept = [one for one in held if one.n_tokens - one.n_saved <= DRAIN_TOKENS]
+    of = "" if len(kept) == len(held) else f" of {len(held)}"
+    return {"what": f"{words.many(len(kept), 'slot')}{of} saved"}
 
 
 async def _cancel(task: asyncio.Task[None] | None) -> None:

@@ -8,23 +8,21 @@ Both are called only while the caller owns the slot (state saving or restoring).
 from __future__ import annotations
 
 import asyncio
-from array import array
-from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
 
 from proxy.core.costs import Costs
 from proxy.core.prefix import PrefixIndex
-from proxy.core.retention import Refusal, overflow, superseded, unroomy
 from proxy.errors import (
     BackendRefusedError,
     BackendTimeoutError,
     BackendUnreachableError,
     SlotkeeperError,
 )
+from proxy.holdings import DAY, NOTHING, Budget, Holdings
 from proxy.store.snapshots import Saved, StageError, StoreError
 from proxy.telemetry.metrics import Cause, Outcome, Where
 
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from proxy.backends.base import Backend
-    from proxy.core.records import Prompt, Snapshot
+    from proxy.core.records import Snapshot
     from proxy.core.retention import Limits
     from proxy.core.slots import Content
     from proxy.store.snapshots import SnapshotStore
@@ -40,23 +38,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("slotkeeper.transfer")
 
-DAY = 86_400.0
-INEFFECTIVE_LIMIT = 3  # DESIGN.md rule 6
+__all__ = ["DAY", "Budget", "Transfer"]
+
 SLACK_TOKENS = 8  # a restore is judged by what the engine reports, give or take the last token(s)
 REFUSED = 400
-EVICTED = 512  # how many of the last evictions are remembered
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What writing may cost: ``keep_free`` bytes stay free, ``daily`` bytes are written at most."""
-
-    keep_free: int
-    daily: int
-
-
-class Transfer:
-    """Owns the index of what is on disk for the backend's current fingerprint."""
+class Transfer(Holdings):
+    """Moves states, and owns the index of those on disk for the current fingerprint."""
 
     def __init__(
         self,
@@ -68,29 +57,9 @@ class Transfer:
         budget: Budget,
     ) -> None:
         """``clock`` gives unix seconds."""
+        super().__init__(store, metrics, clock, limits, budget)
         self._backend = backend
-        self._store = store
-        self._metrics = metrics
-        self._clock = clock
-        self.limits = limits
-        self.budget = budget
-        self._barred: set[str] = set()  # refused by this instance of the backend
-        self._evicted: deque[str] = deque(maxlen=EVICTED)  # conversations
-        # Forgotten conversations: an answer that still runs may bring one back.
-        self._forgotten: set[str] = set()
-        self._written_day = 0.0
-        self._written = 0
-        self.fingerprint = self.instance = ""
-        self.index = PrefixIndex()
-        self.costs = Costs()
-        self.ineffective = 0
-        self.refused: Refusal | None = None  # why the last save was not made
-        self.on_removed: Callable[[], None] = lambda: None  # see ``removed``
-
-    @property
-    def retired(self) -> bool:
-        """Restores of this fingerprint proved useless three times: none is tried any more."""
-        return self.ineffective >= INEFFECTIVE_LIMIT
+        self.instance = ""
 
     async def adopt(self, fingerprint: str, instance: str = "") -> None:
         """A backend instance was proved: from now on its fingerprint's snapshots are in play."""
@@ -102,7 +71,9 @@ class Transfer:
         self.fingerprint = fingerprint
         self.index = PrefixIndex()
         for snapshot in self._store.snapshots(fingerprint):
-            self.index.add(snapshot)
+            if snapshot.conversation not in self._forgotten:  # the disk refused to let it go
+                self.index.add(snapshot)
+        self.refused = None  # its states have another size
         stored = await self._store.get("costs", fingerprint) or {}
         self.costs = Costs.from_json(stored)
         self.ineffective = int(stored.get("ineffective", 0))
@@ -123,26 +94,16 @@ class Transfer:
         await self._store.put("costs", self.fingerprint, learned)
         await self._store.put("budget", "day", {"day": self._written_day, "written": self._written})
 
-    def matches(self, prompt: Prompt) -> tuple[tuple[Snapshot, int], ...]:
-        """Snapshots that cover the beginning of ``prompt``, deepest first, with their tokens."""
-        if self.retired or prompt.tokens is None:
-            return ()
-        ranked = self.index.ranked(prompt.seed, prompt.tokens)
-        return tuple((s, n) for s, n in ranked if not self.barred(s.id))
-
-    def barred(self, snapshot_id: str) -> bool:
-        """Refused by this instance, or a restore of it once took the backend down."""
-        return snapshot_id in self._barred or self._store.quarantined(snapshot_id)
-
     # Out: slot -> disk
 
-    async def save(self, slot: int, content: Content) -> Content:
+    async def save(self, slot: int, content: Content, keep: frozenset[str] = NOTHING) -> Content:
         """Put the slot's state on disk; the content with what is saved now, or unchanged.
 
+        Snapshots in ``keep`` make no room for it: they are needed next.
         Raises only ``BackendUnreachableError``: all else is counted, logged and costs time only.
         """
         try:
-            return self.on_disk(await self._save(slot, content))
+            return self.on_disk(await self._save(slot, content, keep))
         except SlotkeeperError:
             raise
         except Exception as error:  # rule 10: no fault of the cache fails a request
@@ -150,8 +111,8 @@ class Transfer:
             log.exception("save.fault", slot=slot, error=type(error).__name__)
             return content
 
-    async def _save(self, slot: int, content: Content) -> Content:
-        self.refused = await self._room(content)
+    async def _save(self, slot: int, content: Content, keep: frozenset[str]) -> Content:
+        self.refused = await self._room(content, keep)
         if self.refused:
             self._metrics.saved(Outcome.REFUSED)
             log.info("save.refused", slot=slot, why=str(self.refused))
@@ -170,10 +131,11 @@ class Transfer:
         if content.prompt.conversation in self._forgotten:  # while it was saved
             await self._delete([snapshot.id], Cause.FORGOTTEN)
             return content
-        self.index.add(snapshot)
-        await self._delete(superseded(snapshot, self.index), Cause.SUPERSEDED)
-        await self._delete(self.over(keep=frozenset({snapshot.id})), Cause.SPACE)
+        self.refused = await self._take_in(snapshot, keep)
         self.gauge()
+        if self.refused:
+            log.info("save.refused", slot=slot, why=str(self.refused))
+            return content
         return replace(
             content,
             n_tokens=snapshot.n_tokens,
@@ -181,43 +143,6 @@ class Transfer:
             tokens=snapshot.tokens,
             n_prompt=min(content.n_prompt, snapshot.n_tokens),
         )
-
-    async def _room(self, content: Content) -> Refusal | None:
-        """Make room for one more state; why it cannot be had."""
-        if content.prompt.conversation in self._forgotten:
-            return Refusal.FORGOTTEN
-        size = self.costs.size(content.n_tokens)
-        now = self._clock()
-        if now - self._written_day >= DAY:
-            self._written_day, self._written = now, 0
-        if self._written + size > self.budget.daily:
-            return Refusal.WRITE_BUDGET
-        if refusal := unroomy(self.limits, self._store.all_snapshots(), size):
-            return refusal
-        await self._delete(self.over(size), Cause.SPACE)
-        try:
-            free = await self._free()
-        except OSError:
-            return Refusal.NO_DIRECTORY
-        return Refusal.DISK_FULL if free - size < self.budget.keep_free else None
-
-    def over(self, incoming: int = 0, keep: frozenset[str] = frozenset()) -> list[str]:
-        """Ids of what the limits do not allow, in all the store, once ``incoming`` bytes came."""
-        others = [s for s in self._store.all_snapshots() if s.fingerprint != self.fingerprint]
-        return overflow(self.index, others, self.limits, self.costs, self._clock(), incoming, keep)
-
-    async def _free(self) -> int:
-        """Bytes the file system has left. Raises ``OSError``."""
-        free = await self._store.free_bytes()
-        self._metrics.disk_free_bytes.set(free)
-        return free
-
-    def on_disk(self, content: Content) -> Content:
-        """The content, as much of it saved as a snapshot holds now."""
-        if not content.n_saved:
-            return content
-        held = self.index.ranked(content.prompt.seed, content.tokens or array("i"), 1)
-        return replace(content, n_saved=min(content.n_saved, held[0][1] if held else 0))
 
     async def _publish(self, slot: int, name: str, content: Content) -> Snapshot:
         started = self._clock()
@@ -245,58 +170,6 @@ class Transfer:
         except (StoreError, OSError) as error:
             log.warning("save.left-over", error=type(error).__name__)
 
-    async def forget(self, conversation: str) -> int:
-        """Delete a conversation's snapshots, of all fingerprints, and save none of it any more.
-
-        Gives their number. One that the backend is reading goes too: what it reads is a link.
-        Raises ``StoreError`` when the disk refuses; some may then be left, to be tried again.
-        """
-        if not conversation:
-            return 0
-        self._forgotten.add(conversation)
-        ids = [s.id for s in self._store.all_snapshots() if s.conversation == conversation]
-        for snapshot_id in ids:  # nothing of it is used, even if the disk refuses
-            self.index.remove(snapshot_id)
-        if ids:
-            await self._store.delete(ids, Cause.FORGOTTEN)
-            self.removed(ids, Cause.FORGOTTEN)
-        return len(ids)
-
-    def removed(self, ids: list[str], cause: Cause) -> None:
-        """These were deleted by hand: slots are not saved in them any more (``on_removed``).
-
-        What a save deletes for room is not told: saved again it would push out what is worth more.
-        """
-        for snapshot_id in ids:
-            self.index.remove(snapshot_id)
-        self.refused = None
-        self._metrics.evicted(cause, len(ids))
-        self.gauge()
-        self.on_removed()
-
-    async def _delete(self, ids: list[str], cause: Cause) -> None:
-        removed = [self.index.remove(snapshot_id) for snapshot_id in ids]
-        if not ids:
-            return
-        if cause is Cause.SPACE:
-            self._evicted.extend(snapshot.conversation for snapshot in removed if snapshot)
-        self._metrics.evicted(cause, len(ids))
-        try:
-            await self._store.delete(ids, cause)
-        except (StoreError, OSError) as error:
-            log.warning("snapshots.delete-failed", error=type(error).__name__)
-
-    def evicted(self, conversation: str) -> bool:
-        """Whether a snapshot of it was lately removed to make room."""
-        return conversation in self._evicted
-
-    def gauge(self) -> None:
-        """Show the size of the store."""
-        size, files = self._store.usage()
-        self._metrics.store_bytes.set(size)
-        self._metrics.store_files.set(files)
-        self._metrics.store_limit_bytes.set(self.limits.max_bytes)
-
     # In: disk -> slot
 
     async def restore(self, slot: int, snapshot: Snapshot) -> bool:
@@ -322,7 +195,7 @@ class Transfer:
         except (StageError, StoreError, OSError) as error:
             if isinstance(error, StageError):
                 self.index.remove(snapshot.id)
-                self.on_removed()
+                self.on_removed(None)
             self._metrics.restored(Outcome.FAILED)
             log.warning("restore.unverified", snapshot=snapshot.id, why=str(error))
             return False
@@ -343,12 +216,15 @@ class Transfer:
             await asyncio.shield(self._unstage(snapshot, name, ok=ok))
         if not ok:
             self._barred.add(snapshot.id)
+            self.on_removed(None)  # another slot may count as saved in it
             self._metrics.restored(Outcome.REFUSED)
             return False
         seconds = max(0.0, self._clock() - started)
         self.costs.observe_restore(snapshot.size, seconds)
         self._metrics.restored(Outcome.OK, seconds=seconds, size=snapshot.size)
         await self._touch(snapshot)
+        await self._delete(self.over(), Cause.SPACE)  # it was kept while another was saved
+        self.gauge()
         return True
 
     async def _restore(self, slot: int, snapshot: Snapshot, name: str) -> bool:

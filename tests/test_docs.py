@@ -16,6 +16,7 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from proxy.backends import launch
 from proxy.cli import app
 from proxy.commands import common
 from proxy.config import FLAGS, PREFIX, Config, load
@@ -23,7 +24,6 @@ from proxy.core.normalise import RULES
 from proxy.core.records import Mode, Reason
 from proxy.core.why import Cold
 from proxy.dialects import DIALECTS
-from proxy.doctor import launch
 from proxy.errors import ConfigError, SlotkeeperError
 from proxy.reload import LIVE
 from proxy.server.actions import Actions
@@ -279,7 +279,7 @@ def test_files_for_clients_can_be_read() -> None:
 
 def test_llama_server_is_started_as_doctor_says() -> None:
     """Each launch line has the flags of the one ``doctor`` prints."""
-    flags = {word for word in launch(Config(), None, None).split() if word.startswith("-")}
+    flags = {word for word in launch.line(None, None).split() if word.startswith("-")}
     lines = [words for words in commands() if words[0] == "llama-server"]
     assert len(lines) > 1
     for words in lines:

@@ -7,13 +7,16 @@ Errors every method may raise: ``BackendUnreachableError`` (no connection, or it
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from proxy.core.records import Mode
 from proxy.core.routing import Routing
+
+# A request for a slot (None: of nobody's choice) is answered by the process of another.
+Moved = Callable[[int | None, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,8 @@ class Facts:
     ``instance`` identifies this very process (llama-server: its random media marker), ``""`` when
     it cannot be told. ``identity`` holds what goes into the fingerprint, already free of anything
     that differs between two starts of the same server. ``template``: the chat template's text,
-    ``""`` when not told. ``routing``: set where slots are processes that save nothing.
+    ``""`` when not told. ``routing``: set where slots are processes that save nothing. ``port``:
+    where it listens, 0 where that does not matter.
     """
 
     kind: str
@@ -55,6 +59,7 @@ class Facts:
     identity: Mapping[str, Any]
     template: str = ""
     routing: Routing | None = None
+    port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,9 @@ class Single:
         """See ``Backend``."""
         del slot, body
         return False
+
+    def on_moved(self, tell: Moved) -> None:
+        """See ``Backend``: there is no other process."""
 
 
 class Upstream(Protocol):
@@ -136,6 +144,9 @@ class Backend(Protocol):
 
         ``body`` as it went out. False where the generated answer would have to be the same.
         """
+
+    def on_moved(self, tell: Moved) -> None:
+        """``tell`` is called when a request goes to another process than that of its slot."""
 
     async def facts(self) -> Facts:
         """Ask who it is. Cheap enough for once a second."""

@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 import orjson
 import structlog
 
-from proxy.backends.base import Backend, Facts, SlotView, StateIO, Upstream
+from proxy.backends.base import Backend, Facts, Moved, SlotView, StateIO, Upstream
 from proxy.backends.fastflowlm import FastFlowLM
 from proxy.backends.flm_lane import Lane
 from proxy.backends.flm_scribe import Scribe
@@ -48,13 +48,13 @@ def build(
     silence_timeout: float,
     shared_npu: bool = True,
     tokenizer: Path | None = None,
-    learned: Path | None = None,
+    learned: Callable[[], Path | None] = lambda: None,
 ) -> Backend:
     """The driver of that ``kind``; of ``"auto"`` one that finds out. Timeouts in seconds.
 
     ``shared_npu``: several FastFlowLM at ``urls`` have one NPU between them. ``tokenizer``: the
     model's tokenizer.json, where the server cannot count. ``learned``: the file that keeps what a
-    driver learns of models.
+    driver learns of models, as long as there is one.
     """
     times = _Times(connect_timeout=connect_timeout, silence_timeout=silence_timeout)
     lane, scribe = Lane() if shared_npu else None, Scribe(learned)
@@ -159,6 +159,11 @@ class Chosen:
     def primes(self, slot: int, body: bytes) -> bool:
         """See ``Backend``."""
         return self._driver is not None and self._driver.primes(slot, body)
+
+    def on_moved(self, tell: Moved) -> None:
+        """See ``Backend``."""
+        for driver in self._drivers.values():
+            driver.on_moved(tell)
 
     def send(
         self,

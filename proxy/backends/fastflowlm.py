@@ -174,6 +174,7 @@ class FastFlowLM(Undriven):
             with suppress(SlotkeeperError, TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self._flush()
+        await self._scribe.keep(final=True)
         await self._transport.close()
 
     @asynccontextmanager
@@ -359,11 +360,11 @@ class FastFlowLM(Undriven):
         kind = memory(self._loaded, think=work.think)
         if self._memory.expected and not timings["cache_n"] and kind is Kind.PROMPT:
             self._advice.once(Hint.MISSED, self._loaded)
+        self._memory.ended(prompt, repair.message, total)  # before whatever may fail, or wait
         self._scribe.spellings.last = self._loaded
         if goes_on_from_answer(self._loaded, think=work.think):
             await self._scribe.heard(self._memory, self._window, prompt, repair.message, timings)
         await self._scribe.keep()
-        self._memory.ended(prompt, repair.message, total)
         await self._window.told(prompt, total)
 
     async def _flush(self) -> None:

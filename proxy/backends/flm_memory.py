@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import takewhile
 from typing import Any
 
 import orjson
@@ -148,19 +149,29 @@ class Memory:
 
 def merged(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """As the server merges: users with users, systems with systems, nothing put between."""
-    found: list[dict[str, Any]] = []
+    runs: list[list[dict[str, Any]]] = []
     for message in messages:
         role = message["role"]
-        if found and role == found[-1]["role"] and role in {"user", "system"}:
-            both = [found[-1]["content"], message["content"]]
-            if all(isinstance(content, str) for content in both):
-                content: Any = "".join(both)
-            else:
-                content = [part for content in both for part in _parts(content)]
-            found[-1] = {**found[-1], "content": content}
+        if runs and role == runs[-1][0]["role"] and role in {"user", "system"}:
+            runs[-1].append(message)
         else:
-            found.append(message)
-    return found
+            runs.append([message])
+    return [
+        {**run[0], "content": _one([message["content"] for message in run])}
+        if len(run) > 1
+        else run[0]
+        for run in runs
+    ]
+
+
+def _one(contents: Sequence[Any]) -> Any:
+    """A text as long as all are, then parts; each is copied once, however many there are."""
+    texts = list(takewhile(lambda content: isinstance(content, str), contents))
+    rest = contents[len(texts) :]
+    text = "".join(texts)
+    if not rest:
+        return text
+    return [*(_parts(text) if texts else []), *(part for one in rest for part in _parts(one))]
 
 
 def _parts(content: Any) -> list[Any]:

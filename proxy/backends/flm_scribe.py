@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +30,32 @@ _END = 1  # the token that ends an answer is counted, too (1.5)
 class Scribe:
     """What is known of how models write; one for all processes that serve the same."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        """``path``: the file it is kept in; None: nowhere."""
+    def __init__(self, where: Callable[[], Path | None] = lambda: None) -> None:
+        """``where``: the file that this process alone keeps it in; None: nowhere, for now."""
         self.spellings = Spellings()
-        self._path = path
+        self.faults = 0  # answers of which nothing was learned
+        self._where = where
+        self._lock = asyncio.Lock()  # of the file
         self._kept: bytes | None = None  # what is in the file; None: not looked yet
+        self._last = ""  # the model that it names as heard last
+        self._failing = False  # said so already
 
     async def open(self) -> None:
         """Go on from what the last run knew, once. Whatever is wrong with it, it begins anew."""
-        if self._path is None or self._kept is not None:
-            return
-        self._kept = b""
-        try:
-            kept = await asyncio.to_thread(self._path.read_bytes)
-            self.spellings.recall(kept)
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError) as error:
-            log.warning("fastflowlm.unlearned", error=type(error).__name__)
-            return
-        self._kept = kept
+        async with self._lock:
+            path = self._where()
+            if path is None or self._kept is not None:
+                return
+            kept = b""
+            try:
+                kept = await asyncio.to_thread(path.read_bytes)
+                self.spellings.recall(kept)
+            except FileNotFoundError:
+                pass
+            except (OSError, ValueError) as error:
+                log.warning("fastflowlm.unlearned", error=type(error).__name__)
+                kept = b""
+            self._kept, self._last = kept, self.spellings.last
 
     async def heard(
         self,
@@ -60,8 +67,23 @@ class Scribe:
     ) -> None:
         """``message`` is the answer to ``prompt``; the one before is in ``memory``.
 
-        ``timings`` in llama-server's words, as ``flm_answer`` tells them.
+        ``timings`` in llama-server's words, as ``flm_answer`` tells them. A fault here costs only
+        what would have been learned.
         """
+        try:
+            await self._learn(memory, window, prompt, message, timings)
+        except Exception as error:  # noqa: BLE001 - a tokenizer.json may be anything
+            self.faults += 1
+            log.warning("fastflowlm.unheard", error=type(error).__name__, times=self.faults)
+
+    async def _learn(
+        self,
+        memory: Memory,
+        window: Window,
+        prompt: Prompt,
+        message: Mapping[str, Any],
+        timings: Mapping[str, Any],
+    ) -> None:
         self.spellings.judge(self.spellings.last, memory.repeated, hit=bool(timings["cache_n"]))
         if calls := message["tool_calls"]:
             orders = schema_orders(orjson.loads(prompt.tools) if prompt.tools else None)
@@ -70,16 +92,28 @@ class Scribe:
             if possible:
                 self.spellings.counted(calls, possible)
 
-    async def keep(self) -> None:
-        """Write down what is known by now, if it is new."""
-        habits = self.spellings.habits()
-        if self._path is None or habits == self._kept:
-            return
-        self._kept = habits
-        try:
-            await asyncio.to_thread(_write, self._path, habits)
-        except OSError as error:
-            log.warning("fastflowlm.unkept", error=type(error).__name__)
+    async def keep(self, *, final: bool = False) -> None:
+        """Write down what is known by now, if it is new.
+
+        Only at the end (``final``) if no more is new than which model was heard last: models may
+        take turns with each request.
+        """
+        async with self._lock:
+            path = self._where()
+            last = self.spellings.last
+            if path is None or self._kept is None or not last:
+                return
+            try:
+                habits = self.spellings.habits()
+                if self._kept == (habits if final else self.spellings.habits(self._last)):
+                    return
+                await asyncio.to_thread(_write, path, habits)
+            except Exception as error:  # noqa: BLE001 - no answer may fail for it
+                if not self._failing:
+                    log.warning("fastflowlm.unkept", error=type(error).__name__)
+                self._failing = True
+            else:
+                self._kept, self._last, self._failing = habits, last, False
 
 
 async def _counted(
@@ -107,8 +141,13 @@ async def _counted(
 
 
 def _write(path: Path, data: bytes) -> None:
-    """All of it or nothing."""
+    """All of it or nothing, and for its owner only."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fresh = path.with_suffix(f".{os.getpid()}")
-    fresh.write_bytes(data)
-    fresh.replace(path)
+    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)  # mode 0600
+    fresh = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)

@@ -136,8 +136,11 @@ class Spellings:
         if model in self._habits or len(self._habits) < _MODELS:
             self._habits.setdefault(model, Habit()).judge(alike, counted, hit=hit)
 
-    def habits(self) -> bytes:
-        """What is known of models, for the next start; nothing of what was said."""
+    def habits(self, last: str | None = None) -> bytes:
+        """What is known of models, for the next start; nothing of what was said.
+
+        ``last``: as if that were the model heard last.
+        """
         models = {
             model: {
                 "marks": [habit.marks[one] for one in Spelling],
@@ -148,7 +151,7 @@ class Spellings:
             }
             for model, habit in self._habits.items()
         }
-        return orjson.dumps({"last": self.last, "models": models})
+        return orjson.dumps({"last": self.last if last is None else last, "models": models})
 
     def recall(self, habits: bytes) -> None:
         """Go on from ``habits``. Raises ``ValueError`` for anything else."""
@@ -156,15 +159,22 @@ class Spellings:
             told = orjson.loads(habits)
             known = {model: _habit(row) for model, row in told["models"].items()}
             self.last = str(told["last"])
-        except (AttributeError, LookupError, TypeError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
             raise ValueError("not what was learned of models") from error
-        self._habits = known
+        self._habits = dict(list(known.items())[:_MODELS])
 
 
 def _habit(row: Mapping[str, Any]) -> Habit:
-    marks = dict(zip(Spelling, map(int, row["marks"]), strict=True))
-    credit, doubt, trust = (int(row[name]) for name in ("credit", "doubt", "trust"))
-    return Habit(marks, credit, bool(row["found"]), doubt, trust)
+    marks = {
+        one: _within(mark, -_MOST, _MOST) for one, mark in zip(Spelling, row["marks"], strict=True)
+    }
+    credit, doubt = _within(row["credit"], 0, _MOST), _within(row["doubt"], 0, _DOUBTED)
+    return Habit(marks, credit, bool(row["found"]), doubt, _within(row["trust"], -_MOST, _MOST))
+
+
+def _within(value: Any, least: int, most: int) -> int:
+    """As far as a habit can go: what is kept may be damaged, or of another release."""
+    return max(least, min(int(value), most))
 
 
 def _remember(known: dict[bytes, Alike], new: Mapping[bytes, Alike]) -> None:
@@ -261,7 +271,7 @@ def written(calls: Sequence[Any], orders: Mapping[str, Sequence[str]]) -> dict[S
 
 def _texts(text: str, order: Sequence[str]) -> dict[Spelling, str]:
     """Each spelling; all the same unless it is a compact object whose every byte is known."""
-    tokens = _TOKEN.findall(text)
+    tokens = _TOKEN.findall(text) if _is_json(text) else []  # else the search is quadratic
     blank = any(token[0] != '"' and any(map(str.isspace, token)) for token in tokens)
     if blank or "".join(tokens) != text or not (text.startswith("{") and text.endswith("}")):
         return dict.fromkeys(Spelling, text)
@@ -274,6 +284,14 @@ def _texts(text: str, order: Sequence[str]) -> dict[Spelling, str]:
         Spelling.SORTED: _joined(told, " "),
         Spelling.TIGHT: _joined(ordered, ""),
     }
+
+
+def _is_json(text: str) -> bool:
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def _pairs(tokens: Sequence[str]) -> list[list[str]]:

@@ -70,7 +70,10 @@ class Window:
         enough = self._checks >= CHECKS or total * 4 < self.capacity
         if self._path is None or enough or prompt.tools or prompt.media:
             return
-        counted = await self._count([_text(message) for message in prompt.messages])
+        counts = await self.counts([_text(message) for message in prompt.messages])
+        if not counts:
+            return
+        counted = sum(counts)
         if counted > total:
             self._path, self._checks = None, 0
             log.warning(
@@ -82,17 +85,25 @@ class Window:
         self._checks += 1
 
     async def _count(self, texts: Sequence[str], *, words: bool = False) -> int:
+        counts = [] if words else await self.counts(texts)
         if self._path is None or words:
             return sum(len(_WORD.findall(text)) for text in texts)
-        return sum(await self.counts(texts))
+        return sum(counts)
 
     async def counts(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text by the tokenizer; empty without one, or if it proved another's."""
         if self._path is None:
             return []
-        if self._encoder is None:
-            self._encoder = await asyncio.to_thread(Tokenizer.from_file, str(self._path))
-        encoded = await self._encoder.async_encode_batch_fast(list(texts), add_special_tokens=False)
+        try:
+            if self._encoder is None:
+                self._encoder = await asyncio.to_thread(Tokenizer.from_file, str(self._path))
+            encoded = await self._encoder.async_encode_batch_fast(
+                list(texts), add_special_tokens=False
+            )
+        except Exception as error:  # noqa: BLE001 - rule 10; the library raises nothing narrower
+            self._path, self._checks = None, 0
+            log.warning("tokenizer.broken", error=type(error).__name__, hint="words count")
+            return []
         return [len(one.ids) for one in encoded]
 
 

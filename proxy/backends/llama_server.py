@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -44,6 +45,7 @@ class LlamaServer(Single):
             url, connect_timeout=connect_timeout, silence_timeout=silence_timeout
         )
         self._key = key
+        self._port = urlsplit(url).port or 0
         self._total_slots: int | None = None
 
     def send(
@@ -83,6 +85,7 @@ class LlamaServer(Single):
             model_path=_take(props, "model_path", str),
             identity=identity,
             template=template if isinstance(template, str) else "",
+            port=self._port,
         )
 
     async def instance(self) -> str:

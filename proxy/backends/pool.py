@@ -6,6 +6,10 @@ others the pool chooses by itself: the one that served the conversation last, el
 A request that meets a dead server goes to another, once, if that can do no harm: it was never
 taken, or only asks, or is a client's with the lease of a slot, which leaves nothing behind but a
 cache. (The proxy's own work, which fills a slot's cache, is of no use elsewhere.)
+
+One that was taken may be what killed its server. It goes on only if no server was lost to this body
+before, and another answers when it is asked: so it costs two servers at most, however often it is
+sent, but for those that its client's own retries are sent to.
 """
 
 from __future__ import annotations
@@ -20,13 +24,14 @@ from contextlib import (
     suppress,
 )
 from dataclasses import replace
+from hashlib import blake2b
 from typing import TypeVar
 
 import aiohttp
 import orjson
 import structlog
 
-from proxy.backends.base import Backend, Facts, Upstream
+from proxy.backends.base import Backend, Facts, Moved, Upstream
 from proxy.backends.transport import OWNER, Headers
 from proxy.backends.undriven import Undriven
 from proxy.core.sticky import Sticky, landmarks
@@ -35,6 +40,10 @@ from proxy.errors import BackendUnreachableError, SlotkeeperError
 log = structlog.get_logger("slotkeeper.pool")
 
 T = TypeVar("T")
+
+LOOK_SECONDS = 5.0  # in which a server that is there says so
+MOST_FATAL = 1000  # bodies that are remembered; 16 bytes each
+_DIGEST = 16
 
 
 class Pool(Undriven):
@@ -51,6 +60,8 @@ class Pool(Undriven):
         self._used: Counter[int] = Counter()  # when last: the larger, the later
         self._absent: frozenset[int] = frozenset()
         self._closed = False
+        self._fatal: Counter[bytes] = Counter()  # servers lost to a body, the first lost at first
+        self._tell: list[Moved] = []
         self.moved = 0  # requests that another server answered than the one they were for
 
     @property
@@ -61,6 +72,10 @@ class Pool(Undriven):
     def primes(self, slot: int, body: bytes) -> bool:
         """See ``Backend``."""
         return self._drivers[slot].primes(0, body)
+
+    def on_moved(self, tell: Moved) -> None:
+        """See ``Backend``."""
+        self._tell.append(tell)
 
     def send(
         self,
@@ -90,10 +105,19 @@ class Pool(Undriven):
                 at = self._at(index, method, target, headers, body)
                 upstream = await stack.enter_async_context(at)
             except BackendUnreachableError as error:
-                computes = slot is not None and any(name == OWNER for name, _ in headers)
-                once = not (method == "GET" or computes or _refused(error))
-                if once or isinstance(body, AsyncIterator) or (other := self._other(index)) is None:
+                owned = any(name == OWNER for name, _ in headers)
+                again = method == "GET" or (owned if slot is not None else _refused(error))
+                if not again or isinstance(body, AsyncIterator):
                     raise
+                if (
+                    method != "GET"
+                    and not _refused(error)
+                    and not await self._harmless(index, body)
+                ):
+                    raise
+                if (other := self._other(index)) is None:
+                    raise
+                self._takes_over(index, other, slot, body)
                 at = self._at(other, method, target, headers, body)
                 upstream = await stack.enter_async_context(at)
             yield upstream
@@ -112,8 +136,10 @@ class Pool(Undriven):
         try:
             async with self._drivers[index].send(method, target, headers, body) as upstream:
                 yield upstream
-        except BackendUnreachableError:
+        except BackendUnreachableError as error:
             self._absent |= {index}  # until it is looked at again
+            if body and not isinstance(body, AsyncIterator) and not _refused(error):
+                self._lost_to(body)
             raise
         finally:
             self._busy[index] -= 1
@@ -123,10 +149,43 @@ class Pool(Undriven):
         others = [one for one in self._here() if one != index]
         if self._closed or not others:
             return None
-        other = min(others, key=lambda one: (self._busy[one], self._used[one]))
+        return min(others, key=lambda one: (self._busy[one], self._used[one]))
+
+    def _takes_over(
+        self, index: int, other: int, slot: int | None, body: bytes | AsyncIterator[bytes] | None
+    ) -> None:
+        """Whoever goes by where a request is hears that it is there now."""
         self.moved += 1
         log.warning("pool.moved", process=index, to=other, times=self.moved)
-        return other
+        if slot is None:
+            self._sticky.put(_marks(body), other)
+        for tell in self._tell:
+            tell(slot, other)
+
+    def _lost_to(self, body: bytes) -> None:
+        """A server took it, and was gone."""
+        self._fatal[_mark(body)] += 1
+        while len(self._fatal) > MOST_FATAL:
+            del self._fatal[next(iter(self._fatal))]
+
+    async def _harmless(self, index: int, body: bytes | None) -> bool:
+        """Whether what just lost a server may be tried elsewhere; then it is known who is there.
+
+        The one at ``index`` is left to the next look at all: it may be back, with nothing in it.
+        """
+        if self._fatal[_mark(body or b"")] > 1:
+            return False
+        others = [one for one in range(len(self._drivers)) if one not in {*self._absent, index}]
+        there = await asyncio.gather(*(self._answers(one) for one in others))
+        self._absent |= {one for one, answers in zip(others, there, strict=True) if not answers}
+        return any(there)
+
+    async def _answers(self, index: int) -> bool:
+        with suppress(SlotkeeperError, TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                await self._drivers[index].instance()
+                return True
+        return False
 
     async def facts(self) -> Facts:
         """Those of the first that is there, as many slots as all have. Raises when none is."""
@@ -159,6 +218,7 @@ class Pool(Undriven):
 
     async def _ask(self, question: Callable[[Backend], Awaitable[T]]) -> dict[int, T]:
         """All of them, by index those that answered. Raises the first one's error if none did."""
+        before = self._absent
         asked = (question(driver) for driver in self._drivers)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         told: dict[int, T] = {}
@@ -173,7 +233,8 @@ class Pool(Undriven):
                 raise error
         for index in failed.keys() - self._absent:
             log.warning("pool.missing", process=index, why="it does not answer")
-        self._absent = frozenset(failed)
+        # what requests found meanwhile may be later than the answer
+        self._absent = frozenset(failed) | (self._absent - before)
         return told
 
     def _here(self) -> Sequence[int]:
@@ -195,6 +256,17 @@ def _refused(error: BackendUnreachableError) -> bool:
     return isinstance(
         error.__cause__, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
     )
+
+
+def _mark(body: bytes) -> bytes:
+    """Of what a client sent, whatever slot it was given."""
+    try:
+        value = orjson.loads(body)
+        if isinstance(value, dict) and value.pop("id_slot", None) is not None:
+            body = orjson.dumps(value)
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+        pass  # its own bytes will do
+    return blake2b(body, digest_size=_DIGEST).digest()
 
 
 def _marks(body: bytes | AsyncIterator[bytes] | None) -> Sequence[bytes]:

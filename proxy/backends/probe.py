@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from proxy.backends import launch
 from proxy.backends.base import Backend, Facts, SlotView, StateIO, Verdict
 from proxy.core import fingerprint, slotfile
 from proxy.core.records import Mode
@@ -30,6 +31,7 @@ VOCABULARY_USED = 1000  # ids below this exist in every real vocabulary
 UNRELATED = 4  # tokens two dissimilar prompts may seem to share (a leading BOS)
 MAX_VARIANTS = 32  # servers that look alike and compute other KV
 HEAD = 1 << 20  # bytes of the model file that are hashed
+OTHER_FOLDER = "the backend's slot folder is another one than ours"
 
 
 class ProbeFiles(Protocol):
@@ -272,7 +274,7 @@ def _read_whole(path: Path, saved: StateIO) -> bytes:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise _UnprovenError("the backend's slot folder is another one than ours") from None
+        raise _UnprovenError(OTHER_FOLDER) from None
     except OSError as error:
         raise _UnprovenError(f"saved states cannot be read here: {error.strerror}") from error
     if len(data) != saved.n_bytes:
@@ -295,9 +297,5 @@ def _same_kv(one: bytes, two: bytes) -> bool:
 
 
 def _forward(facts: Facts, slot_dir: Path | None, why: str) -> Verdict:
-    line = (
-        f"llama-server -m {facts.model_path or 'M.gguf'} -np {facts.total_slots} --no-kv-unified"
-        f" -c {facts.total_slots}x<tokens per slot> --cache-ram 0 -sps 0"
-        f" --slot-save-path {slot_dir or 'DIR'}"
-    )
-    return Verdict(Mode.FORWARD, why, line)
+    advice = f"restart llama-server with: {launch.line(facts, slot_dir)}"
+    return Verdict(Mode.FORWARD, why, advice)

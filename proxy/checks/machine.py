@@ -14,12 +14,15 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from tokenizers import Tokenizer
 
 from proxy import __version__, words
 from proxy.checks.finding import Finding, Level
+from proxy.client import Client
 from proxy.store import files
+from proxy.store.shelf import LOCK
 
 if TYPE_CHECKING:
     from proxy.config import Config
@@ -76,6 +79,37 @@ def taken(host: str, port: int) -> bool:
     return error is not None and error.errno == errno.EADDRINUSE
 
 
+def no_model_server(config: Config) -> Finding | None:
+    """A slotkeeper, this one or another, that is named as the model server."""
+    own = (_here(config.server.host), config.server.port)
+    for url in config.backend.urls:
+        parts = urlsplit(url)
+        if (_here(parts.hostname or ""), parts.port) == own or Client(url).is_slotkeeper():
+            text = f"{url} is a slotkeeper"
+            return Finding("backend", Level.PROBLEM, text, "Name the model server: --backend.")
+    return None
+
+
+def _here(host: str) -> str:
+    """Names of this machine that are one address."""
+    return "127.0.0.1" if host in {"localhost", "0.0.0.0", "::", "::1"} else host  # noqa: S104 - compared, not bound
+
+
+def driven(store: Path | None) -> bool:
+    """Whether a running proxy has this store, and the slots its states come from."""
+    if store is None or not (store / LOCK).is_file():
+        return False
+    lock = files.Lock(store / LOCK)
+    try:
+        lock.take()
+    except files.StoreBusyError:
+        return True
+    except OSError:  # another user's: the folder's own check says so
+        return False
+    lock.release()
+    return False
+
+
 def _refusal(host: str, port: int) -> OSError | None:
     """What becomes of listening there; None: it is possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -93,7 +127,7 @@ def slot_folder(folder: Path) -> Finding:
     """Whether states can pass through the folder, and who else can read them there."""
     name = "slot folder"
     if not folder.is_dir():
-        return Finding(name, Level.PROBLEM, f"{folder} is no folder", "Create it, mode 0700.")
+        return Finding(name, Level.PROBLEM, f"{folder} is no folder", f"mkdir -p -m 700 {folder}")
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         text = f"{folder} cannot be read and written by this user"
         return Finding(name, Level.PROBLEM, text, "Run llama-server and slotkeeper as one user.")

@@ -178,6 +178,14 @@ def working(what: str) -> Iterator[None]:
 
 def sure(question: str, yes: bool) -> None:  # noqa: FBT001 - it is the user's flag
     """Ask before what cannot be undone; ends unless the answer is yes."""
-    if yes or (sys.stdin.isatty() and typer.confirm(question)):
+    if yes:
         return
-    fail("nothing was done", "Say --yes to do it without being asked.", USAGE)
+    if not sys.stdin.isatty():
+        fail("nothing was done", "Say --yes to do it without being asked.", USAGE)
+    try:
+        agreed = typer.confirm(question)
+    except typer.Abort:
+        raise typer.Exit(INTERRUPTED) from None
+    if not agreed:
+        console().print("nothing was done")
+        raise typer.Exit(PROBLEM)

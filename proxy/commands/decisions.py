@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from proxy import words
-from proxy.commands.tables import pairs, table
+from proxy.commands.tables import pairs
+from proxy.core.queue import SPARED_TOKENS
 from proxy.telemetry.lines import BAD, FAINT, GOOD, ODD
 
 Row = Mapping[str, Any]
@@ -35,13 +37,19 @@ LEGEND = (
 )
 
 
+HEAD = (
+    f"{'TIME':<8}  {'REQUEST':<8}  {'GOT':<16} HTTP{'REUSED':>8} OF {'PROMPT':>7}{'SLOT':>20}"
+    f"{'TOOK':>12}  CLIENT, TITLE, WHY"
+)
+
+
 def request(row: Row) -> Text:
     """One line of the decision log."""
     line = Text(f"{words.clock(row['at'])}  {words.plain(row['request_id'])[:ID_DIGITS]:<8}  ")
     line.append(f"{_got(row):<16}", style=_colour(row))
     failed = int(row["status"]) >= CLIENT_ERROR
     line.append(f" {row['status']}", style=BAD if failed else "default")
-    line.append(f"{_reused(row):<40}")
+    line.append(f"{_reused(row):<42}")
     line.append(f"  {words.seconds(row['total']):>8}")
     whose = [row[name] for name in ("client", "title") if row.get(name)]
     for name in whose if whose or row["conversation"] else [row["path"]]:
@@ -144,12 +152,18 @@ def cold(found: Row) -> Iterator[tuple[str, object]]:
         yield "what to do", found["advice"]
 
 
+def _hardly(option: Row) -> bool:
+    """So little would be reused of a slot that the answer says ``cold``."""
+    hit = int(option["hit"])
+    return option["reason"] == "slot-hit" and hit < SPARED_TOKENS and 2 * hit < option["prompt"]
+
+
 def how(option: Row) -> str:
     """What an option would do, in words: ``restore snapshot 3f2a… into slot 1``."""
     slot = "any slot" if option["slot"] is None else f"slot {option['slot']}"
     if option["snapshot"]:
         done = f"restore snapshot {words.short(option['snapshot'])} into {slot}"
-    elif option["reason"] == "cold":
+    elif option["reason"] == "cold" or _hardly(option):
         done = f"start cold in {slot}"
     else:
         done = f"use {slot} as it is"
@@ -158,20 +172,23 @@ def how(option: Row) -> str:
 
 
 def costs(rows: Sequence[Row], choice: Row | None) -> RenderableType:
-    """The options that were weighed, with the time each would cost; the chosen one is marked."""
-    heads = ("OPTION", "REUSED", "OF", *(name.upper() for name in PARTS), "COST")
-    return table(
-        ("", *heads),
-        (
-            (
-                Text(">" if row == choice else "", style=GOOD),
-                how(row),
-                words.number(row["hit"]),
-                words.many(row["prompt"], "token"),
-                *(words.seconds(row[name]) if row[name] else words.NONE for name in PARTS),
-                words.seconds(row["cost"]),
-            )
-            for row in rows
-        ),
-        " ".join(heads[1:]),
-    )
+    """The options that were weighed, with the time each would cost; the chosen one is marked.
+
+    Where there is little room the option goes on below itself; no figure is cut.
+    """
+    drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    drawn.add_column("", min_width=1, no_wrap=True)
+    drawn.add_column("OPTION", overflow="fold")
+    for head in ("REUSED", "OF TOKENS", *(name.upper() for name in PARTS), "COST"):
+        drawn.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        parts = (words.seconds(row[name]) if row[name] else words.NONE for name in PARTS)
+        drawn.add_row(
+            Text(">" if row == choice else "", style=GOOD),
+            how(row),
+            words.number(row["hit"]),
+            words.number(row["prompt"]),
+            *parts,
+            words.seconds(row["cost"]),
+        )
+    return drawn

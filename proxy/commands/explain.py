@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -19,7 +19,6 @@ from proxy.core.normalise import RULES
 from proxy.telemetry.lines import BAD, FAINT, GOOD
 
 Found = Mapping[str, Any]
-COLD = "cold"
 AT_ONCE = 0.005  # seconds
 WHAT = {rule.name: rule.what for rule in RULES}
 
@@ -59,7 +58,8 @@ def drawn(found: Found) -> RenderableType:
     ]
     if found["options"]:
         parts += ["", Text("What each way would cost", style="bold")]
-        parts += _options(found["options"], found["choice"])
+        parts.append(decisions.costs(found["options"], found["choice"]))
+        parts.append(Text(decisions.LEGEND, style=FAINT))
     if found["cold"]:
         parts += [
             "",
@@ -79,18 +79,6 @@ def _verdict(choice: Found | None) -> str:
         f"it would {decisions.how(choice)}: {words.number(choice['hit'])} of"
         f" {words.many(choice['prompt'], 'token')} reused, {soon} the first token"
     )
-
-
-def _options(rows: Sequence[Found], choice: Found | None) -> list[RenderableType]:
-    """Those that reuse something and the chosen one; of the others how many, and the cheapest."""
-    shown = [row for row in rows if row == choice or row["reason"] != COLD]
-    rest = [row for row in rows if row not in shown]
-    legend = Text(decisions.LEGEND, style=FAINT)
-    if len(rest) <= 1:
-        return [decisions.costs(rows, choice), legend]
-    least = min(row["cost"] for row in rest)
-    more = f"and {len(rest)} that reuse nothing worth mentioning, from {words.seconds(least)} on"
-    return [decisions.costs(shown, choice), Text(more, style=FAINT), legend]
 
 
 def _client(found: Found) -> str:

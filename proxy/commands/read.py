@@ -51,7 +51,12 @@ def status(
 def slots(api: Client, *, as_json: AsJson = False) -> None:
     """What each slot of the backend does and holds."""
     found = api.get("api/slots")
-    show(found, as_json, lambda: tables.slots(found["slots"], time.time()))
+    show(found, as_json, lambda: tables.slots(found["slots"], time.time(), up=_up(api)))
+
+
+def _up(api: Client) -> bool:
+    """While the backend is down nobody knows what its slots hold."""
+    return bool(api.get("api/status")["backend"]["up"])
 
 
 @asking
@@ -117,7 +122,8 @@ def _rank(level: str | None) -> int:
 class Log:
     """One of the two logs: the ``name`` of its page, the ``kind`` of the events that go on with it.
 
-    ``version`` tells its rows apart, ``draw`` makes a line of one; ``most`` are remembered.
+    ``version`` tells its rows apart, ``draw`` makes a line of one, below ``head`` where people
+    read; ``most`` are remembered.
     """
 
     name: str
@@ -126,6 +132,7 @@ class Log:
     draw: Callable[[Any], RenderableType]
     most: int
     newest_first: bool
+    head: str = ""
 
     def rows(self, api: Client, limit: int, **query: str | None) -> list[Any]:
         """What there is, the newest last."""
@@ -142,16 +149,19 @@ class Log:
             return
         rows = self._all(api, limit, query) if follow_on else self.rows(api, limit, **query)
         if not rows:
-            follow.say(f"no {self.name} yet")
-        out = console()
+            follow.say(f"no line of {level} or worse" if level else f"no {self.name} yet")
+        out, head = console(), self.head
         with follow.until_interrupted():
             for row in rows:
                 if level is not None and _rank(row["level"]) < _rank(level):
                     continue
                 if as_json:
                     print_json(row, line=True)
-                else:
-                    out.print(self.draw(row))
+                    continue
+                if head:
+                    out.print(head, style="bold")
+                out.print(self.draw(row))
+                head = ""
 
     def _all(self, api: Client, limit: int, query: dict[str, str]) -> Iterable[Any]:
         remembered = functools.partial(self.rows, api, self.most, **query)
@@ -172,9 +182,15 @@ def _version_of_line(row: Any) -> Any:
 
 
 DECISIONS = Log(
-    "requests", "request", _version_of_request, decisions.request, limits.REQUESTS, True
+    "requests",
+    "request",
+    _version_of_request,
+    decisions.request,
+    limits.REQUESTS,
+    newest_first=True,
+    head=decisions.HEAD,
 )
-LINES = Log("logs", "log", _version_of_line, lines.line, limits.LOG_LINES, False)
+LINES = Log("logs", "log", _version_of_line, lines.line, limits.LOG_LINES, newest_first=False)
 
 
 def _watch(api: Client, *, as_json: bool) -> None:

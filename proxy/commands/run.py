@@ -12,6 +12,7 @@ import typer
 
 from proxy import __version__
 from proxy.commands.common import (
+    USAGE,
     BackendUrl,
     ConfigFile,
     SlotFolder,
@@ -52,7 +53,12 @@ def serve(
 
     if machine.taken(found.server.host, found.server.port):  # before anything is opened
         fail(f"port {found.server.port} is taken: try --port")
-    raise typer.Exit(service.run(found, greeter(found), lambda: reread(config, given)))
+    if stranger := machine.no_model_server(found):
+        fail(stranger.text, stranger.todo, USAGE)
+    greet = greeter(found)
+    if greet is not None and found.store_dir is not None:
+        console(stderr=True).print(service.TRYING)
+    raise typer.Exit(service.run(found, greet, lambda: reread(config, given)))
 
 
 def reread(path: Path | None, given: Mapping[str, object]) -> Config:

@@ -11,13 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from proxy import words
-from proxy.telemetry.lines import BAD, GOOD, ODD
+from proxy.telemetry.lines import BAD, FAINT, GOOD, ODD
 
 Row = Mapping[str, Any]
 TITLE = "TITLE"  # the column that is cut first
 SLOT = {"leased": "answering", "saving": "saving", "restoring": "restoring"}
 NARROW = 100  # columns: fewer have no room for everything about a snapshot
 BEST = 100  # the value of the snapshot that is worth most
+VALUE = (
+    f"VALUE: prefill time it can still save for its size and age, in % of the best ({BEST});"
+    " the lowest goes first"
+)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> Table:
@@ -102,11 +106,12 @@ def _model(name: str | None) -> str:
 def _store(store: Row | None) -> str:
     if store is None:
         return "none: nothing is saved"
-    return (
-        f"{store['path']}  {words.many(store['snapshots'], 'snapshot')},"
-        f" {words.size(store['used'])} of {words.size(store['limit'])};"
-        f" {words.size(store['free'])} free, of which {words.size(store['keep_free'])} stay free"
-    )
+    said = f"{store['path']}  {words.many(store['snapshots'], 'snapshot')},"
+    said += f" {words.size(store['used'])} of {words.size(store['limit'])}"
+    if not store["free"] and not store.get("refused"):  # it was not looked at yet
+        return said
+    free, keep = words.size(store["free"]), words.size(store["keep_free"])
+    return f"{said}; {free} free, of which {keep} stay free"
 
 
 def _moved(totals: Row, restores: str) -> str:
@@ -137,14 +142,14 @@ def _prompts(totals: Row) -> str:
     )
 
 
-def slots(rows: Sequence[Row], now: float) -> RenderableType:
-    """One line per slot."""
+def slots(rows: Sequence[Row], now: float, *, up: bool = True) -> RenderableType:
+    """One line per slot; ``up``: the backend is there."""
     return table(
         ("SLOT", "STATE", "TOKENS", "SAVED", "USED", "CONVERSATION", "CLIENT", TITLE),
         (
             (
                 row["index"],
-                _slot_state(row),
+                _slot_state(row) if up else "unknown",
                 words.number(row["tokens"]),
                 _saved(row),
                 words.ago(row["used"], now),
@@ -198,7 +203,8 @@ def running(rows: Sequence[Row], now: float) -> RenderableType:
 def watched(status_row: Row, slot_rows: Sequence[Row], running_rows: Sequence[Row]) -> Group:
     """``status --watch``: all three below each other."""
     now = float(status_row["now"])
-    parts: list[RenderableType] = [status(status_row), "", slots(slot_rows, now)]
+    up = status_row["backend"]["up"]
+    parts: list[RenderableType] = [status(status_row), "", slots(slot_rows, now, up=up)]
     if running_rows:
         parts += ["", running(running_rows, now)]
     return Group(*parts)
@@ -248,11 +254,12 @@ def snapshots(rows: Sequence[Row], now: float, width: int) -> RenderableType:
         )
 
     kept = [n for n, head in enumerate(heads) if wide or head not in {"RESTORES", "VALUE"}]
-    return table(
+    drawn = table(
         [heads[n] for n in kept],
         ([cells(row)[n] for n in kept] for row in rows),
         "TOKENS SIZE AGE USED RESTORES VALUE",
     )
+    return Group(drawn, Text(VALUE, style=FAINT)) if wide and rows else drawn
 
 
 def _worth(value: float | None, best: float) -> str:

@@ -141,13 +141,17 @@ class PrefixIndex:
         else:
             self.add(snapshot)
 
-    def ranked(self, seed: bytes, tokens: array[int], limit: int = 4) -> list[tuple[Snapshot, int]]:
+    def ranked(
+        self, seed: bytes, tokens: array[int], limit: int = 4, without: Collection[str] = ()
+    ) -> list[tuple[Snapshot, int]]:
         """Snapshots by the exact number of leading tokens they share with a prompt, most first.
 
         Ties: the smaller file (all of it must be read), then the later use. Without a match no
-        row. Fingerprints are not looked at: ask an index that holds one only.
+        row. Fingerprints are not looked at: ask an index that holds one only. ``without``: ids to
+        be thought away.
         """
-        return list(islice(self._matches(seed, tokens), limit))
+        found = (row for row in self._matches(seed, tokens) if row[0].id not in without)
+        return list(islice(found, limit))
 
     def covered(
         self, snapshot: Snapshot, without: Collection[str] = (), most: int | None = None

@@ -226,11 +226,17 @@ class Lease:
     beside: bool = False  # what the slot holds stays there
     expects: bool = False  # a tool was called: its result is on the way
     body: bytes | None = field(default=None, repr=False)  # as sent; it would bring the state back
+    moved: int | None = None  # the slot whose process took over from that of the one it holds
+
+    @property
+    def place(self) -> int:
+        """The slot it runs in."""
+        return self.option.slot if self.moved is None else self.moved
 
     @property
     def slot(self) -> int | None:
         """The slot to name to the backend; None where the backend chooses."""
-        return self.option.slot if self.kind is Kind.NARROW and self.pinned else None
+        return self.place if self.kind is Kind.NARROW and self.pinned else None
 
     def observed(self, cache_n: int, prompt_n: int) -> bool:
         """The engine says how much it really reuses; True the first time it does."""

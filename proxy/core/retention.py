@@ -8,7 +8,7 @@ once, by the successor that supersedes it).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
@@ -39,6 +39,7 @@ class Refusal(StrEnum):
     PINS_FULL = "pins-full"
     NO_DIRECTORY = "no-directory"
     DISK_FULL = "disk-full"
+    UNDELETED = "undeleted"  # what has to go first cannot be removed
 
     @property
     def advice(self) -> str:
@@ -54,6 +55,7 @@ _ADVICE = {
         " (slotkeeper cache pin --off ID) or raise cache.max_bytes or cache.max_files"
     ),
     Refusal.NO_DIRECTORY: "the store's folder cannot be looked at, so nothing is saved",
+    Refusal.UNDELETED: "the disk does not let go of old states, so nothing new is saved",
     Refusal.DISK_FULL: "the disk is nearly full, so nothing is saved: make room there",
 }
 
@@ -107,6 +109,7 @@ def overflow(
     now: float,
     incoming: int = 0,
     keep: frozenset[str] = frozenset(),
+    barred: Collection[str] = (),
 ) -> list[str]:
     """Ids to delete so that the limits hold for the whole store: ``evict``, and before it others'.
 
@@ -128,7 +131,7 @@ def overflow(
     room = limits.max_bytes - sum(other.size for other in left.values())
     files = limits.max_files - len(left)
     rest = replace(limits, max_bytes=max(0, room), max_files=max(0, files))
-    return [*gone, *evict(index, rest, costs, now, incoming, keep)]
+    return [*gone, *evict(index, rest, costs, now, incoming, keep, barred)]
 
 
 def evict(
@@ -138,16 +141,18 @@ def evict(
     now: float,
     incoming: int = 0,
     keep: frozenset[str] = frozenset(),
+    barred: Collection[str] = (),
 ) -> list[str]:
     """Ids to delete, in order, so that the limits hold once ``incoming`` bytes are written.
 
     What is too old goes first, then the least valuable. Ids in ``keep`` (being restored), and what
     is pinned, stay even if the limits then do not hold. For a file that can never fit nothing is
-    cleared: ask ``fits`` before writing. ``now`` in unix seconds. The index is not changed.
+    cleared: ask ``fits`` before writing. ``now`` in unix seconds. The index is not changed. What is
+    ``barred`` is never restored: it covers nothing of others.
     """
     if not fits(limits, incoming):
         incoming = 0
-    plan = _Plan(index, limits, costs, now)
+    plan = _Plan(index, limits, costs, now, barred)
     movable = (s for s in index if s.id not in keep and not s.pinned)
     free = sorted(movable, key=lambda s: (s.last_used, s.id))
     for snapshot in free:
@@ -174,16 +179,25 @@ class Worth:
     value: float
 
 
-def values(index: PrefixIndex, costs: Costs, now: float) -> dict[str, Worth]:
-    """What each snapshot is worth, by id."""
-    plan = _Plan(index, Limits(0, 0, 0.0), costs, now)
+def values(
+    index: PrefixIndex, costs: Costs, now: float, barred: Collection[str] = ()
+) -> dict[str, Worth]:
+    """What each snapshot is worth, by id. ``barred``: as in ``evict``."""
+    plan = _Plan(index, Limits(0, 0, 0.0), costs, now, barred)
     return {snapshot.id: plan.worth(snapshot) for snapshot in index}
 
 
 class _Plan:
     """The store as it would be after the evictions chosen so far."""
 
-    def __init__(self, index: PrefixIndex, limits: Limits, costs: Costs, now: float) -> None:
+    def __init__(
+        self,
+        index: PrefixIndex,
+        limits: Limits,
+        costs: Costs,
+        now: float,
+        barred: Collection[str],
+    ) -> None:
         self._index = index
         self._by_value = limits.policy == "value"
         self._costs = costs
@@ -193,12 +207,14 @@ class _Plan:
         self.ranks: dict[str, tuple[float, float, str]] = {}
         self.order: list[str] = []
         self.gone: set[str] = set()
+        self._useless = set(barred)  # and what is gone
         self.n_files = len(index)
         self.n_bytes = sum(snapshot.size for snapshot in index)
 
     def drop(self, snapshot: Snapshot) -> None:
         self.order.append(snapshot.id)
         self.gone.add(snapshot.id)
+        self._useless.add(snapshot.id)
         self.n_files -= 1
         self.n_bytes -= snapshot.size
 
@@ -220,7 +236,7 @@ class _Plan:
 
     def worth(self, snapshot: Snapshot) -> Worth:
         known = self._covered.get(snapshot.id)  # the more are gone, the less is covered
-        covered = self._index.covered(snapshot, self.gone, known)
+        covered = self._index.covered(snapshot, self._useless, known)
         self._covered[snapshot.id] = covered
         saved = self._costs.prefill(covered, snapshot.n_tokens)
         benefit = max(0.0, saved - self._costs.restore(snapshot.size))

@@ -8,6 +8,7 @@ import { Why } from "./why.js";
 const PAGE = 20;
 /** Share of a prompt: who reuses less computed most of it, whatever that is called. */
 const MUCH = 0.5;
+const CLIENT_LEFT = 499; // as the log counts it
 const HEAD = [
   ["Time"],
   ["Conversation", "wide"],
@@ -21,13 +22,17 @@ function got(row) {
   return row.slot === null ? "" : `slot ${row.slot}`;
 }
 
-/** The reason, but for what the model server does not know: slots say nothing about that. */
+/** The reason, but where there was no answer: what the slots held says nothing about that. */
 function word({ reason, status, prompt, conversation }) {
-  return status === 404 && prompt === null && !conversation ? "unknown path" : reason;
+  if (status === 404 && prompt === null && !conversation) return "unknown path";
+  if (status === CLIENT_LEFT) return "client left";
+  return status >= 400 && reason !== "refused" ? "failed" : reason;
 }
 
 /** The reason's colour goes by the share that was reused. */
-function reasonClass({ reason, reused, prompt }) {
+function reasonClass({ reason, status, reused, prompt }) {
+  if (status === CLIENT_LEFT) return "";
+  if (status >= 400) return "refused";
   const hot = reason === "slot-hit" || reason === "restored";
   return hot && prompt && (reused ?? 0) < MUCH * prompt ? "cold" : reason;
 }
@@ -62,6 +67,7 @@ function Row({ row, open, onToggle }) {
         <span class="reason ${reasonClass(row)}">${word(row)}</span>
         <span class="faint">${got(row)}${row.side && ` · ${row.side}`}</span>
         <span class="narrow-only title">${name(row)}</span>
+        ${row.status >= 400 && row.note && html`<span class="because">${row.note}</span>`}
         ${row.cold?.sentence && html`<span class="because">cold because ${row.cold.sentence}</span>`}
       </td>
       <td class="number"><${Reused} row=${row} /></td>

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +39,8 @@ _CONVERTED = (
 _PICTURES = {"/9j/": "jpeg", "iVBORw": "png", "R0lGOD": "gif", "UklGR": "webp"}
 _HINT = "/api/chat takes whole conversations; the server behind applies the model's own template."
 _ROLES = ("assistant", "system", "tool", "user")
-_NO_TIME = re.compile(r"[-+]?(0+(\.0*)?([nuµm]?s|m|h)?)+")  # as Go writes a duration of nothing
+# As Go writes a duration of nothing. Nothing is given back (``++``): it is a client's text.
+_NO_TIME = re.compile(r"[-+]?(?:0++(?:\.0*+)?+(?:[nuµm]?s|m|h)?+)++")
 
 
 class OllamaDialect(Translated):
@@ -87,7 +89,7 @@ class OllamaChat(OllamaDialect):
         if not isinstance(values, list):
             raise BadRequestError("Field 'messages' must be a list.")
         found: list[Message] = []
-        waiting: list[tuple[str, str]] = []  # calls without a result: name and id
+        waiting = _Waiting(())
         for index, value in enumerate(values):
             place = f"messages[{index}]"
             if not isinstance(value, dict) or value.get("role") not in _ROLES:
@@ -97,12 +99,11 @@ class OllamaChat(OllamaDialect):
                 raise BadRequestError(f"The content of '{place}' must be a string.")
             message = _said(value["role"], content or "", value.get("images"), place)
             if value["role"] == "tool":
-                message["tool_call_id"] = _answered(value, waiting)
+                message["tool_call_id"] = waiting.answered(value)
             elif value["role"] == "assistant":
                 _thought(message, value)
                 message |= _called(value.get("tool_calls"), index)
-                calls = message.get("tool_calls", ())
-                waiting = [(call["function"]["name"], call["id"]) for call in calls]
+                waiting = _Waiting(message.get("tool_calls", ()))
             found.append(message)
         return found
 
@@ -183,15 +184,36 @@ def _called(calls: Any, index: int) -> Message:
     return {"tool_calls": found}
 
 
-def _answered(value: Mapping[str, Any], waiting: list[tuple[str, str]]) -> str:
-    """The id of the call a tool's message belongs to: as it says, by its name, or the next."""
-    given = value.get("tool_call_id")
-    if isinstance(given, str) and given:
-        waiting[:] = [call for call in waiting if call[1] != given]
-        return given
-    name = value.get("tool_name") or value.get("name")
-    at = next((at for at, call in enumerate(waiting) if call[0] == name), 0)
-    return waiting.pop(at)[1] if waiting else "call_unknown"
+class _Waiting:
+    """An answer's calls without a result; none is looked at twice: a client may send many."""
+
+    def __init__(self, calls: Sequence[Message]) -> None:
+        """``calls`` as ``_called`` made them."""
+        self._ids: list[str] = [call["id"] for call in calls]
+        self._rest = deque(range(len(calls)))
+        self._named: dict[str, deque[int]] = {}
+        self._known: dict[str, list[int]] = {}
+        for at, call in enumerate(calls):
+            self._named.setdefault(call["function"]["name"], deque()).append(at)
+            if isinstance(call["id"], str):
+                self._known.setdefault(call["id"], []).append(at)
+        self._done: set[int] = set()
+
+    def answered(self, value: Message) -> str:
+        """The id of the call a tool's message belongs to: as it says, by its name, or the next."""
+        given = value.get("tool_call_id")
+        if isinstance(given, str) and given:
+            self._done.update(self._known.pop(given, ()))
+            return given
+        name = value.get("tool_name") or value.get("name")
+        named = self._named.get(name) if isinstance(name, str) else None
+        for calls in (named or deque(), self._rest):
+            while calls:
+                at = calls.popleft()
+                if at not in self._done:
+                    self._done.add(at)
+                    return self._ids[at]
+        return "call_unknown"
 
 
 def _thinking(think: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from proxy.dialects import DIALECTS, TRANSLATIONS
 from proxy.dialects.base import Unreadable
 from proxy.errors import BackendUnreachableError, SlotkeeperError
 from proxy.server import keys
-from proxy.server.record import CLIENT_LEFT, Exchange
+from proxy.server.record import CLIENT_LEFT, Exchange, why_refused
 from proxy.server.relay import OK, Relay, without
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Chat:
                     if exchange.turn and self._normaliser.forgotten(exchange.turn):
                         lease.storable = False
         except SlotkeeperError as error:
-            exchange.status = error.status
+            exchange.status, exchange.failure = error.status, error.message
             if not exchange.client.begun:
                 raise
             failed = exchange.events.fail(orjson.dumps(error.envelope()))
@@ -234,6 +234,7 @@ class Chat:
         client's own request has its chance.
         """
         body = await upstream.read()
+        exchange.failure = why_refused(body)
         if exchange.turn and exchange.turn.altered and _may_be_ours(exchange, upstream, body):
             return await self._unaltered(exchange, lease, exchange.turn)
         if exchange.client.begun:
@@ -249,6 +250,7 @@ class Chat:
     async def _unaltered(self, exchange: Exchange, lease: Lease, turn: Turn) -> web.StreamResponse:
         exchange.call = self._normaliser.revert(turn)
         lease.prompt = self._prompt(exchange)
+        exchange.failure = ""
         answer = await self._send(exchange, lease)
         if exchange.status == OK:
             self._normaliser.refused(turn)

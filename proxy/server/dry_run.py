@@ -110,6 +110,8 @@ class DryRun:
             call = dialect.parse(asked.raw)
         except Unreadable as error:
             raise BadRequestError("This body is passed on as it is.") from error
+        if call.settled:
+            return _settled(call)
         before = call.body
         seen = self._preview(call, asked) if call.chat else None
         call = seen.call if seen else call
@@ -197,6 +199,22 @@ def worded(option: Option) -> dict[str, object]:
     hot = Reason.RESTORED if option.reason is Reason.RESTORED else Reason.SLOT_HIT
     word = option.reason if option.reason not in FORESEEN else hot if spared else Reason.COLD
     return {**option.explain(), "reason": str(word)}
+
+
+def _settled(call: Call) -> dict[str, Any]:
+    """Of a request the proxy answers by itself: nothing is sent, so nothing is computed."""
+    body = _pretty(call.body)
+    return {
+        **_known(None),
+        "note": "Slotkeeper answers this by itself: nothing is sent to the backend or computed.",
+        "before": body,
+        "after": body,
+        "prompt_tokens": 0,
+        "options": [],
+        "choice": None,
+        "prefix": {"slot": None, "snapshot": None, "tokens": 0},
+        "cold": None,
+    }
 
 
 def _known(seen: Preview | None) -> dict[str, Any]:

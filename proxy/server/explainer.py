@@ -106,7 +106,7 @@ class Explainer:
             return None
         if why is None:
             slot = partial(self._slot, before, turn.row, missing, lease)
-            look = self._look_closer(exchange.request_id, before, turn.row, slot)
+            look = self._look_closer(exchange, before, turn.row, slot)
             self._tasks.spawn(look, "explain")
             return None
         self._metrics.cold(why.cause)
@@ -116,7 +116,7 @@ class Explainer:
 
     async def _look_closer(
         self,
-        request_id: str,
+        exchange: Exchange,
         before: Conversation,
         now: Conversation,
         slot: Callable[[], Why],
@@ -132,8 +132,8 @@ class Explainer:
             self._fault(error)
         why = why or slot()
         self._metrics.cold(why.cause)
-        self._history.explain(request_id, told(self._discreet(why, now)))
-        log.info("cold", request_id=request_id, conversation=now.id, cause=str(why.cause))
+        self._history.explain(exchange.seq, told(self._discreet(why, now)))
+        log.info("cold", request_id=exchange.request_id, conversation=now.id, cause=str(why.cause))
 
     def _discreet(self, why: Why, row: Conversation) -> Why:
         known = self._normaliser.known(row.id)

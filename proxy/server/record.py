@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+import orjson
 import structlog
 from aiohttp import web
 
@@ -38,6 +41,8 @@ LEASE = web.RequestKey("lease", Lease)  # set where something computes outside t
 RECORDED = web.RequestKey("recorded", bool)
 EVENTS = f"{OWN}/api/events"  # open for hours, which says nothing of how long requests take
 CLIENT_LEFT = 499  # only in logs: nobody is there to read it
+FIRST = "first request of a conversation"
+_KIND = re.compile(r"[A-Za-z][\w.-]{0,60}")  # of a backend's error; its text may quote the prompt
 FORESEEN = (Reason.SLOT_HIT, Reason.COLD, Reason.RESTORED)  # what only the engine can confirm
 PATH_CLASSES = {
     "/v1/chat/completions": PathClass.CHAT,
@@ -65,6 +70,8 @@ class Exchange:
         self.lease: Lease | None = None
         self.turn: Turn | None = None  # chat only
         self.why: Why | None = None  # it was cold
+        self.seq = 0  # of its row in the decision log
+        self.failure = ""  # why there is no answer, in a sentence
         self.events = dialect.filter(call, f"slotkeeper-{self.request_id}", int(now))
         self.client = Client(request, self.note, self.events.media)
         self.payloads: list[bytes] = []  # what the backend sent, where ``call.keep``
@@ -182,11 +189,13 @@ class Recorder:
             costs=[option.explain() for option in lease.weighed] if lease else (),
             **_conversation(exchange),
         )
-        self._close(decision, PATH_CLASSES.get(decision.path, PathClass.COMPLETION), keep=True)
+        if exchange.failure:
+            decision = replace(decision, note=exchange.failure)
+        kind = PATH_CLASSES.get(decision.path, PathClass.COMPLETION)
+        exchange.seq = self._close(decision, kind, keep=True)
 
-    def _close(self, decision: Decision, kind: PathClass, *, keep: bool) -> None:
-        if keep:
-            self._history.add(decision)
+    def _close(self, decision: Decision, kind: PathClass, *, keep: bool) -> int:
+        seq = self._history.add(decision) if keep else 0
         self._metrics.request(
             kind,
             decision.reason,
@@ -198,6 +207,20 @@ class Recorder:
         if decision.status == CLIENT_LEFT:
             self._metrics.disconnects.inc()
         log.info("request", **decision.for_log())
+        return seq
+
+
+def why_refused(body: bytes) -> str:
+    """Why the backend refused, in a sentence; ``body`` is its answer."""
+    try:
+        error = orjson.loads(body)["error"]
+        kind, length, room = (error.get(n) for n in ("type", "n_prompt_tokens", "n_ctx"))
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+        kind = length = room = None
+    if isinstance(length, int) and isinstance(room, int):
+        return f"the prompt has {length:,} tokens, its slot room for {room:,}"
+    named = isinstance(kind, str) and _KIND.fullmatch(kind)
+    return f"the backend refused it: {kind}" if named else "the backend refused it"
 
 
 def _conversation(exchange: Exchange) -> dict[str, Any]:
@@ -205,8 +228,10 @@ def _conversation(exchange: Exchange) -> dict[str, Any]:
     turn = exchange.turn
     if turn is None:
         return {}
+    cold = exchange.lease is not None and exchange.lease.reason is Reason.COLD
     return {
         "conversation": turn.row.id if turn.row else "",
+        "note": FIRST if cold and turn.row and not turn.before else "",
         "client": turn.client,
         "side": "" if turn.side is Side.MAIN else str(turn.side),
         "rules": [f"{name} (shadow)" if turn.shadow else name for name in turn.rules],

@@ -120,9 +120,9 @@ class View:
         return parts.keeper.up and not draining, details
 
     def _unsaved(self) -> str:
-        """What to do that states are saved again."""
-        transfer = self._from.transfer
-        return transfer.refused.advice if transfer and transfer.refused else ""
+        """What to do that states are saved again, where the mode lets them be."""
+        transfer, saving = self._from.transfer, self._from.scheduler.mode is Mode.EXCLUSIVE
+        return transfer.refused.advice if saving and transfer and transfer.refused else ""
 
     def _restores(self) -> str:
         """Whether snapshots are restored; where nothing is driven, or answers, none is."""

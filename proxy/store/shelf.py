@@ -26,6 +26,7 @@ from proxy.store.rows import from_row, to_row
 SNAPSHOT = "snapshot"
 INTENT = "intent"
 CATALOGUE = "catalogue.d"  # the folder of the rows, in the store's
+LOCK = "lock"  # the file a running proxy holds locked there
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ class Shelf:
         self._staging = staging
         self._root = root
         self._shared = shared
-        self._lock = files.Lock(root / "lock")
+        self._lock = files.Lock(root / LOCK)
         self._rows = Catalogue(root / CATALOGUE)
         self._verified: dict[str, files.Signature] = {}
         self._intents: dict[str, str] = {}  # open ones: name in staging -> id

@@ -95,18 +95,22 @@ class History:
         """Tell ``listener`` of every decision from now on."""
         self._listeners.append(listener)
 
-    def add(self, decision: Decision) -> None:
-        """Remember it, and forget the oldest if there are too many."""
+    def add(self, decision: Decision) -> int:
+        """Remember it, and forget the oldest if there are too many; its ``seq``."""
         self._seq += 1
         decision = replace(self._discreet(decision), seq=self._seq)
         self._decisions.append(decision)
         self._tell(decision, new=True)
+        return self._seq
 
-    def explain(self, request_id: str, cold: Mapping[str, str]) -> None:
-        """The cause of a cold answer was found after it had been remembered: the newest of it."""
-        found = self.get(request_id)
-        if found is not None:
-            self._change(self._decisions.index(found), replace(found, cold=cold))
+    def explain(self, seq: int, cold: Mapping[str, str]) -> None:
+        """The cause of a cold answer was found after it had been remembered.
+
+        By ``seq``: another conversation's request may have the same id, and must not quote this.
+        """
+        for place, decision in enumerate(self._decisions):
+            if decision.seq == seq:
+                self._change(place, replace(decision, cold=cold))
 
     def forget(self, conversation: str) -> None:
         """Its owner had it forgotten: nothing of it is quoted, nor of a request that still runs."""

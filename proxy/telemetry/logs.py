@@ -202,5 +202,28 @@ def _foreign(record: logging.LogRecord) -> dict[str, Any]:
     return dict(locate(None, "", {**event, "exc_info": record.exc_info or None}))
 
 
-def _dumps(event: Any, **_: Any) -> str:
-    return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+def _dumps(event: Mapping[str, Any], **_: Any) -> str:
+    """JSON; a field that cannot be (a lone surrogate, 2**64) is told as text, the line is kept."""
+    try:
+        return _json(event)
+    except TypeError:
+        return _json({_text(name): _fit(value) for name, value in event.items()})
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _fit(value: Any) -> Any:
+    try:
+        _json(value)
+    except TypeError:
+        return _text(value)
+    return value
+
+
+def _text(value: Any) -> str:
+    try:
+        return str(value).encode("utf-8", "backslashreplace").decode()
+    except Exception:  # noqa: BLE001 - whatever it is, the rest of the line is told
+        return f"<{type(value).__name__}>"

@@ -178,6 +178,7 @@ class Metrics:
         self._slots = gauge("slots", "Slots by what they are doing.", "state")
         self.backend_up = gauge("backend_up", "1 if the backend answered last time.")
         self.backend_restarts = counter("backend_restarts_total", "Restarts noticed.")
+        self.moved = counter("moved_total", "Requests another server took over from a dead one.")
         self._primes = counter(
             "primes_total", "Displaced conversations computed again in idle time.", "outcome"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -75,6 +76,27 @@ async def test_reusing_little_looks_so(page: Page, api: FakeApi) -> None:
     api.push("request", row | {"request_id": "much", "reused": 952})
     hot = "document.querySelector('[data-request=much] .reason')"
     await page.until(f"{hot}?.classList.contains('slot-hit')")
+
+
+async def test_a_failure_looks_so(page: Page, api: FakeApi) -> None:
+    """A request without an answer is no hit, whatever the slot held; why is beside it."""
+    await opened(page, api)
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"status": 400, "note": "the prompt has 9 tokens"}, "failed|the prompt has 9 tokens"),
+        ({"status": 499}, "client left|"),
+        ({"status": 404, "prompt": None, "conversation": ""}, "unknown path|"),
+    )
+    for number, (row, words) in enumerate(cases):
+        name = f"failed-{number}"
+        api.push(
+            "request", sample.request(0, time.time() + 60, request_id=name, seq=900 + number, **row)
+        )
+        found = f"document.querySelector('[data-request={name}]')"
+        await page.until(f"{found} !== null")
+        shown = f"({found}.querySelector('.because')?.innerText ?? '')"
+        assert (
+            await page.run(f"{found}.querySelector('.reason').innerText + '|' + {shown}") == words
+        )
 
 
 async def test_two_requests_of_one_id(page: Page, api: FakeApi) -> None:

@@ -15,6 +15,7 @@ from pydantic import SecretStr
 
 from proxy import doctor
 from proxy.backends.base import SlotView
+from proxy.backends.probe import OTHER_FOLDER
 from proxy.checks import engine
 from proxy.checks.finding import Finding, Level
 from proxy.engine import free_port
@@ -36,9 +37,9 @@ async def examine(
     fake: FakeLlamaServer, slot_dir: Path | None, ready: Any = None, **changes: Any
 ) -> doctor.Report:
     """A report with everything tried, unless ``probe=False``."""
-    probe = changes.pop("probe", True)
+    probe, at = changes.pop("probe", True), changes.pop("at", "")
     config = settings(fake.url, slot_dir, **changes)
-    return await doctor.examine(config, ready, probe=probe)
+    return await doctor.examine(config, ready, probe=probe, at=at)
 
 
 def of(report: doctor.Report, subject: str) -> Finding:
@@ -230,6 +231,49 @@ async def test_a_running_proxy_with_another_folder(
     assert (other in same.text, str(slot_dir) in same.text) == (True, True)
     assert (await examine(fake, slot_dir, ready | {"store": {"slot_dir": spelled}})).good
     assert (await examine(fake, slot_dir, ready | {"store": None})).good
+
+
+async def test_a_running_proxy_whose_server_has_another_folder(
+    fake: FakeLlamaServer, slot_dir: Path
+) -> None:
+    """That proxy and doctor agree on a folder is not enough: the server's is another."""
+    other = {"mode": "forward", "why": OTHER_FOLDER, "store": {"slot_dir": str(slot_dir)}}
+    same = of(await examine(fake, slot_dir, READY | other), "same folder")
+    assert same.level is Level.PROBLEM
+    assert str(slot_dir) in same.text
+
+
+async def test_a_proxy_runs_and_nobody_said_where(
+    fake: FakeLlamaServer, slot_dir: Path, serve: Serve
+) -> None:
+    """Its slots are left alone: who has the store has them."""
+    await serve()
+    before = len(posts(fake))
+    report = await examine(fake, slot_dir)
+    assert "--url" in of(report, "proxy").todo
+    assert of(report, "mode").text == "not tried"
+    assert len(posts(fake)) == before
+
+
+async def test_no_proxy_where_one_was_named(fake: FakeLlamaServer, slot_dir: Path) -> None:
+    """It is said, and the rest is looked at."""
+    report = await examine(fake, slot_dir, at="http://127.0.0.1:1")
+    assert of(report, "proxy").text == "no slotkeeper answers at http://127.0.0.1:1"
+    assert of(report, "mode").text.startswith("exclusive: ")
+
+
+async def test_a_slotkeeper_as_its_backend(
+    fake: FakeLlamaServer, slot_dir: Path, serve: Serve
+) -> None:
+    """It is recognised, and nothing else is asked of it."""
+    proxy = await serve()
+    fake.requests.clear()
+    report = await doctor.examine(settings(proxy.url, slot_dir), None, probe=True)
+    found = of(report, "backend")
+    assert found.level is Level.PROBLEM
+    assert (found.text, "model server" in found.todo) == (f"{proxy.url} is a slotkeeper", True)
+    assert not report.good
+    assert posts(fake) == []
 
 
 async def test_a_running_proxy_that_cannot_save(fake: FakeLlamaServer, slot_dir: Path) -> None:

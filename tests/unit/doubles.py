@@ -85,6 +85,7 @@ class FakeEffects:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     restores: bool = True
     error: Exception | None = None
+    kept: list[frozenset[str]] = field(default_factory=list)  # of each save
 
     async def _step(self, *what: Any) -> None:
         self.begun.set()
@@ -103,8 +104,11 @@ class FakeEffects:
         self.done.append(("judge", expected, cache_n))
         return cache_n >= expected
 
-    async def save(self, slot: int, content: Content) -> Content:
+    async def save(
+        self, slot: int, content: Content, keep: frozenset[str] = frozenset()
+    ) -> Content:
         """Everything is saved."""
+        self.kept.append(keep)
         await self._step("save", slot)
         return replace(content, n_saved=content.n_tokens)
 

@@ -6,7 +6,9 @@ import asyncio
 import socket
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -14,6 +16,8 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from proxy.app import App
+from proxy.backends import choose
+from proxy.backends.base import Backend as Driver
 from proxy.config import Backend, Cache, Config, Normalise, Server
 from proxy.core.ledger import Conversation, Line
 from proxy.core.records import Mode
@@ -207,13 +211,22 @@ async def test_switched_off_reads_no_ledger(tmp_path: Path) -> None:
     await app.stop()
 
 
-async def test_a_ledger_that_is_taken(tmp_path: Path) -> None:
-    """The second app starts all the same and remembers in memory alone."""
+async def test_a_ledger_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second app starts all the same and remembers in memory alone, also what it learns."""
+    made: list[Callable[[], Path | None]] = []
+
+    def build(*args: Any, learned: Callable[[], Path | None], **more: Any) -> Driver:
+        made.append(learned)
+        return choose.build(*args, learned=learned, **more)
+
+    monkeypatch.setattr("proxy.app.build", build)
     first = await remembering(tmp_path, talk("one", 1.0))
-    await first.start()
     second = App(first._config)
+    assert [learned() for learned in made] == [None, None]  # neither has it yet
+    await first.start()
     await second.start()
     assert second._written is None
+    assert [learned() for learned in made] == [tmp_path / "ledger" / "models.json", None]
     await second.stop()
     await first.stop()
 

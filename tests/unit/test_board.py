@@ -26,7 +26,8 @@ class Bench:
         self.clock = Clock()
         self.backend = FakeBackend()
         self.effects = FakeEffects(costs())
-        self.board = Board(self.backend, self.effects, self.clock)  # type: ignore[arg-type]
+        self.running: list[Lease] = []
+        self.board = Board(self.backend, self.effects, self.clock, self.running)  # type: ignore[arg-type]
         self.board.route(2, Routing(serial=True, beside=frozenset({BESIDE})))
         self.displaced: list[tuple[int, Content]] = []
         self.board.on_displaced = lambda slot, content: self.displaced.append((slot, content))
@@ -79,6 +80,65 @@ def test_an_answer_is_believed(bench: Bench) -> None:
     bench.clock.now += 2
     assert bench.board.kept(bench.clock.now) is None
     assert bench.effects.costs.text < 4.0  # a few bytes were 900 tokens
+
+
+async def test_another_process_takes_over(bench: Bench) -> None:
+    """It holds the conversation then, and what it held is displaced; the dead one holds nothing."""
+    board = bench.board
+    bench.answer(chat("s", "q"), 0)
+    bench.answer(chat("x"), 1)
+    lease = bench.begin(chat("s", "q", "a", "r"), 0)
+    bench.running[:] = [bench.begin(chat("y"), 1), lease]
+    board.release(Kind.NARROW, 1)
+    board._moved(0, 1)
+    assert (lease.slot, lease.option.slot, bench.running[0].slot) == (1, 0, 1)
+    assert bench.held() == [None, None]
+    assert [(slot, content.prompt.chain) for slot, content in bench.displaced] == [
+        (1, chat("x").chain)
+    ]
+    lease.observed(0, 1900)
+    board.answered(lease, 1950)
+    board.release(lease.kind, lease.option.slot)
+    empty, held = bench.held()
+    assert empty is None
+    assert held is not None
+    assert held.prompt is lease.prompt
+    assert board.table.all_free()
+
+
+async def test_one_takes_over_that_has_a_request(bench: Bench) -> None:
+    """What that left is displaced when the other one ends behind it; who leaves left it there."""
+    board = bench.board
+    bench.answer(chat("x"), 1)
+    other = bench.begin(chat("x", "a", "y"), 1)
+    lease = bench.begin(chat("s", "q"), 0)
+    bench.running[:] = [other, lease]
+    board._moved(0, 1)
+    assert not bench.displaced
+    other.observed(900, 950)
+    board.answered(other, 960)
+    await board.settle(lease)
+    assert bench.held() == [None, None]
+    assert [content.prompt for _, content in bench.displaced] == [other.prompt]
+    assert board.admit(Need(lease.prompt))[0].wanted == 1
+
+
+async def test_what_takes_over_and_changes_nothing(bench: Bench) -> None:
+    """Embeddings; what the pool placed itself; what is not placed at all."""
+    board = bench.board
+    bench.answer(chat("x"), 1)
+    before = bench.held()
+    lease = bench.begin(chat(), 0, path=BESIDE)
+    bench.running[:] = [lease]
+    board._moved(None, 1)
+    assert lease.slot == 0
+    board._moved(0, 1)
+    assert lease.slot == 1
+    await board.settle(lease)
+    assert bench.held() == before
+    board.forward(2)
+    board._moved(1, 0)
+    assert lease.slot == 1
 
 
 async def test_who_leaves_leaves_nothing(bench: Bench) -> None:

@@ -37,14 +37,40 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     vars(service)["run"] = run_service
     monkeypatch.setitem(sys.modules, "proxy.service", service)
     monkeypatch.setattr(proxy, "service", service, raising=False)
+    vars(service)["TRYING"] = "trying out"
     monkeypatch.setattr("proxy.checks.machine.taken", lambda *_: False)
+    monkeypatch.setattr("proxy.client.Client.is_slotkeeper", lambda _: False)
     return seen
 
 
 def test_version() -> None:
-    """``version`` prints name and version."""
-    result = run(app, ["version"])
-    assert (result.exit_code, result.stdout) == (0, f"slotkeeper {__version__}\n")
+    """``version`` prints name and version, and so does the option everybody tries first."""
+    for word in ("version", "--version"):
+        result = run(app, [word])
+        assert (result.exit_code, result.stdout) == (0, f"slotkeeper {__version__}\n")
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_a_slotkeeper_is_no_model_server(
+    served: list[Config], monkeypatch: pytest.MonkeyPatch, other: bool
+) -> None:
+    """Neither another one nor itself: requests would go round and round."""
+    monkeypatch.setattr("proxy.client.Client.is_slotkeeper", lambda _: other)
+    url = "http://h:1" if other else "http://localhost:9"
+    result = run(app, ["serve", "--backend", url, "--port", "9"])
+    assert (result.exit_code, served) == (2, [])
+    assert result.stderr.startswith(f"slotkeeper: {url} is a slotkeeper\n  Name the model server")
+
+
+def test_serve_says_what_takes_long(
+    served: list[Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Somebody at a terminal waits for the slots to be tried out, and is told so."""
+    monkeypatch.setattr(commands_run, "greeter", lambda _: str)
+    monkeypatch.setattr("proxy.service.run", lambda *_: 0)
+    assert served == []
+    assert run(app, ["serve", "--slot-save-path", str(tmp_path)]).stderr == "trying out\n"
+    assert run(app, ["serve"]).stderr == ""
 
 
 def test_flags_reach_the_service(served: list[Config], tmp_path: Path) -> None:

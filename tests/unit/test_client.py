@@ -73,24 +73,30 @@ def test_nobody_there() -> None:
 
 
 def test_refusals() -> None:
-    """The proxy's own words and hint; for a key, where to put it; for a stranger, a doubt."""
+    """The proxy's own words and hint, and its backend's; for its key, where to put it; for a
+    stranger, a doubt.
+    """
     answers = {
         "GET a": (404, refusal("No such thing.", "See b.")),
         "GET b": (401, refusal("The admin key is needed here.")),
         "GET c": (404, {"error": {"message": "File Not Found"}}),
         "GET d": (200, b"<html>"),
         "GET e": (302, b""),
+        "GET f": (502, {"error": {"message": "no connection", "source": "backend", "hint": "h"}}),
+        "GET g": (401, {"error": {"message": "key wrong", "source": "backend"}}),
     }
     with FakeApi(answers) as api:
         client = Client(api.url, "secret")
         errors = {}
-        for page in "abcde":
+        for page in "abcdefg":
             with pytest.raises(ApiError) as caught:
                 client.get(page)
             errors[page] = caught.value
     assert (errors["a"].message, errors["a"].hint) == ("No such thing.", "See b.")
     assert errors["a"].status == 404
     assert "SLOTKEEPER_ADMIN_KEY" in errors["b"].hint
+    assert (errors["f"].message, errors["f"].hint) == ("no connection", "h")
+    assert (errors["g"].message, errors["g"].hint) == ("key wrong", "")
     for page in "cde":
         assert "not as a slotkeeper" in errors[page].message
     assert not any("secret" in f"{error} {error.hint}" for error in errors.values())
@@ -102,6 +108,24 @@ def test_ready_is_told_also_when_it_is_not() -> None:
         assert Client(api.url).ready() == {"ready": False, "why": "x"}
     with FakeApi({"GET readyz": {"status": "ok"}}) as api:
         assert Client(api.url).ready() is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_one"),
+    [
+        ({"alive": True}, True),
+        ((421, refusal("Another name.")), True),
+        ({"status": "ok"}, False),
+        ([], False),
+        ((404, {"error": {"message": "File Not Found"}}), False),
+        ((200, b"<html>"), False),
+    ],
+)
+def test_is_it_a_slotkeeper(answer: object, is_one: bool) -> None:
+    """By the page every one of them has, whoever asks."""
+    with FakeApi({"GET healthz": answer}) as api:
+        assert Client(api.url).is_slotkeeper() is is_one
+    assert not Client(api.url).is_slotkeeper(), "nobody is there"
 
 
 def test_events() -> None:

@@ -13,7 +13,7 @@ from proxy.core.records import Snapshot
 from proxy.core.retention import Limits, Refusal
 from proxy.curator import Curator, Place
 from proxy.store.files import StoreError
-from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.metrics import Cause, Metrics
 from proxy.transfer import Budget, Transfer
 from tests.unit.doubles import Clock
 from tests.unit.factories import costs, snapshot
@@ -86,7 +86,7 @@ class Bench:
         place = Place(Path("p"), limits, budget)
         self.curator = Curator(store, self.transfer, self.metrics, clock, place)
 
-    def tell(self) -> None:
+    def tell(self, _: Cause | None) -> None:
         """Slots are told that snapshots went."""
         self.told += 1
 
@@ -108,6 +108,18 @@ async def test_what_is_there() -> None:
     assert all(worth.value > 0 and worth.seconds > 0 for _, worth in rows)
     bench.store.quarantine = {"b"}
     assert bench.curator.barred("b")
+
+
+async def test_what_is_barred_takes_no_value_from_others() -> None:
+    """A longer state of the same beginning that is never restored spares nobody anything."""
+    bench = Bench()
+    bench.transfer.index.add(snapshot(range(120), "c", used=950.0))
+    seconds = {row.id: worth.seconds for row, worth in bench.curator.snapshots()}
+    assert seconds["a"] == 0.0
+    bench.store.quarantine = {"c"}
+    bench.transfer.index.remove("b")  # values are kept for a moment; not for another set
+    seconds = {row.id: worth.seconds for row, worth in bench.curator.snapshots()}
+    assert seconds["a"] > 0.0
 
 
 async def test_pin() -> None:

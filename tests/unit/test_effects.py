@@ -8,9 +8,14 @@ from dataclasses import dataclass
 import pytest
 
 from proxy.backends.base import SlotView
-from proxy.effects import Nothing, until_idle
+from proxy.core.placement import Option
+from proxy.core.queue import Kind, Lease
+from proxy.core.records import Reason
+from proxy.core.slots import SlotState, SlotTable
+from proxy.effects import Nothing, carry_out, until_idle
 from proxy.errors import BackendBrokenError
-from tests.unit.factories import chat, content, snapshot
+from tests.unit.doubles import Clock, FakeEffects
+from tests.unit.factories import chat, content, costs, snapshot
 
 
 @dataclass
@@ -44,6 +49,20 @@ async def test_a_slot_that_is_gone_is_no_endless_wait() -> None:
     """Another backend has come in its place."""
     with pytest.raises(BackendBrokenError, match="fewer slots"):
         await until_idle(Backend(busy=0), 1)  # type: ignore[arg-type]
+
+
+async def test_what_is_restored_next_makes_no_room_for_what_is_saved_first() -> None:
+    """The save is told of it; where nothing is restored there is nothing to keep."""
+    effects, table = FakeEffects(costs()), SlotTable(1)
+    for found in (snapshot(range(9), "next"), None):
+        table.hold(0, content(chat("old"), 9))
+        table.begin(0, SlotState.LEASED, 0.0)
+        option = Option(0, Reason.RESTORED, 9, 9, save_first=True, snapshot=found)
+        lease = Lease(option, Kind.NARROW, chat("q"), Reason.RESTORED, queued=0.0, started=0.0)
+        await carry_out(effects, table, lease, Clock(), lambda: True)
+        table.end(0, 0.0)
+    assert effects.done == [("save", 0), ("restore", 0, "next"), ("save", 0)]
+    assert effects.kept == [frozenset({"next"}), frozenset()]
 
 
 async def test_without_a_directory_nothing_is_saved_or_restored() -> None:

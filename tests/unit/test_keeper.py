@@ -16,8 +16,9 @@ from proxy.core.routing import Routing
 from proxy.core.slots import Content, SlotState
 from proxy.errors import BackendTimeoutError, BackendUnreachableError, SlotkeeperError
 from proxy.keeper import RETRY_SECONDS, Keeper, Saver
+from proxy.proof import BEING_TRIED
 from proxy.scheduler import Scheduler
-from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.metrics import Cause, Metrics
 from tests.unit.doubles import Clock, FakeBackend, FakeEffects
 from tests.unit.factories import chat, content, costs, need, snapshot
 
@@ -35,7 +36,7 @@ class FakeTransfer(FakeEffects):
     barring: frozenset[str] = frozenset()
     remembered: bool = False
     saves: bool = True
-    on_removed: Callable[[], None] = field(default=lambda: None)
+    on_removed: Callable[[Cause | None], None] = field(default=lambda _: None)
     disk: int | None = None  # so many tokens are left on it
 
     fingerprint: str = ""
@@ -59,9 +60,11 @@ class FakeTransfer(FakeEffects):
         """Recorded."""
         self.remembered = True
 
-    async def save(self, slot: int, content: Content) -> Content:
+    async def save(
+        self, slot: int, content: Content, keep: frozenset[str] = frozenset()
+    ) -> Content:
         """Everything is saved, or nothing."""
-        after = await super().save(slot, content)
+        after = await super().save(slot, content, keep)
         return after if self.saves else content
 
 
@@ -239,6 +242,20 @@ async def test_a_backend_that_is_down_is_said_to_be_down() -> None:
     assert bench.scheduler.mode is Mode.EXCLUSIVE
 
 
+async def test_what_is_said_meanwhile() -> None:
+    """Down: what to do; while it is tried out: that it is, not what was before."""
+    bench = Bench()
+    said: list[Verdict] = []
+    bench.during = lambda: said.append(bench.keeper.verdict)
+    bench.backend.down = True
+    await bench.keeper.step()
+    assert "notices by itself" in bench.keeper.verdict.advice
+    bench.backend.down = False
+    await bench.keeper.step()
+    assert said == [BEING_TRIED]
+    assert bench.keeper.verdict.mode is Mode.EXCLUSIVE
+
+
 async def test_a_lost_connection_wakes_the_keeper() -> None:
     """It looks at once, not at the next tick."""
     bench = Bench()
@@ -280,7 +297,7 @@ async def test_what_was_removed_by_hand_is_saved_before_it_is_lost() -> None:
     bench.clock.now += 4
     await bench.saver.save(0)
     bench.transfer.disk, bench.transfer.done = 200, []
-    bench.transfer.on_removed()
+    bench.transfer.on_removed(Cause.REMOVED)
     held = [slot.content.n_saved for slot in bench.scheduler.table if slot.content]
     assert held == [200, 100]
     await bench.keeper.step()
@@ -296,11 +313,23 @@ async def test_what_was_removed_and_goes_on_is_saved_again() -> None:
     await bench.keeper.step()
     bench.fill(0, 900, n_saved=900)
     bench.transfer.disk = 0
-    bench.transfer.on_removed()
+    bench.transfer.on_removed(Cause.REMOVED)
     bench.clock.now += 4
     await bench.keeper.step()
     assert bench.transfer.done == []
     bench.fill(0, 950)
+    bench.clock.now += 4
+    await bench.keeper.step()
+    assert bench.transfer.done == [("save", 0)]
+
+
+async def test_what_was_found_damaged_is_saved_again_at_idle() -> None:
+    """Nobody wished it away."""
+    bench = Bench()
+    await bench.keeper.step()
+    bench.fill(0, 900, n_saved=900)
+    bench.transfer.disk = 0
+    bench.transfer.on_removed(None)
     bench.clock.now += 4
     await bench.keeper.step()
     assert bench.transfer.done == [("save", 0)]
@@ -631,6 +660,30 @@ async def test_a_process_that_was_away_between_two_looks() -> None:
         lease.finish(5000)
     held = [row.content is not None for row in bench.scheduler.table]
     assert held == [True, True]
+
+
+async def test_a_process_that_is_back_and_answers_during_a_look() -> None:
+    """What it holds since then is believed."""
+    bench, backend = routed_bench()
+    await bench.keeper.step()
+    backend.missing = frozenset({0})
+    await bench.keeper.step()
+    instance = backend.instance
+
+    async def served() -> str:
+        told = await instance()
+        need = Need(chat("c0", "a"), wanted=0, idle=True)
+        async with bench.scheduler.lease(need, chat) as lease:  # type: ignore[arg-type]
+            assert lease.slot == 0
+            lease.sent = True
+            bench.scheduler.observed(lease, 0, 5000)
+            lease.finish(5000)
+        return told
+
+    backend.back, backend.instance = True, served  # type: ignore[method-assign]
+    await bench.keeper.step()
+    assert bench.scheduler.table[0].content is not None
+    assert bench.keeper.verdict == ROUTED
 
 
 async def test_all_of_them_gone() -> None:

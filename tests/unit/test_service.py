@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,9 @@ from pydantic import SecretStr
 
 from proxy import service
 from proxy.config import Backend, Config, Server
+from proxy.core.records import Mode
 from proxy.errors import ConfigError
-from proxy.store.snapshots import StoreBusyError
+from proxy.store.snapshots import StoreBusyError, StoreError
 
 CONFIG = Config()
 
@@ -83,7 +85,8 @@ def app(monkeypatch: pytest.MonkeyPatch) -> type[FakeApp]:
     ("error", "status", "told"),
     [
         (StoreBusyError(errno.EAGAIN, "another proxy has it"), 1, "ledger: another proxy has it\n"),
-        (StoreBusyError("it is taken"), 1, "ledger: it is taken\n  This folder cannot be used"),
+        (StoreBusyError("it is taken"), 1, "ledger: it is taken\n  Stop the other one"),
+        (StoreError("it is broken"), 1, "ledger: it is broken\n  This folder cannot be used"),
         (OSError(errno.EADDRINUSE, "address in use"), 1, "port 8088 is taken: try --port"),
         (OSError(errno.EACCES, "not allowed"), 1, "not allowed"),
         (KeyboardInterrupt(), 130, ""),
@@ -103,6 +106,25 @@ def test_what_does_not_start(
     assert told in shown
     assert "Traceback" not in shown
     assert app.stopped == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "tokens", "said"),
+    [
+        (Mode.EXCLUSIVE, [(900, 900), (700, 690), None], {"what": "2 slots saved"}),
+        (Mode.EXCLUSIVE, [(900, 0), (700, 690)], {"what": "1 slot of 2 saved"}),
+        (Mode.EXCLUSIVE, [], {"what": "0 slots saved"}),
+        (Mode.FORWARD, [(900, 900)], {}),
+    ],
+)
+def test_the_end_says_what_was_saved(
+    mode: Mode, tokens: list[tuple[int, int] | None], said: dict[str, str]
+) -> None:
+    """Of the slots that held something; nothing where they are not the proxy's."""
+    held = [SimpleNamespace(n_tokens=one[0], n_saved=one[1]) if one else None for one in tokens]
+    table = [SimpleNamespace(content=one) for one in held]
+    app: Any = SimpleNamespace(scheduler=SimpleNamespace(mode=mode, table=table))
+    assert service._saved(app) == said
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="os.kill ends the process there")

@@ -1,4 +1,7 @@
-"""A state's two journeys, on a real store, with a backend that writes real state files."""
+"""A state's two journeys, on a real store, with a backend that writes real state files.
+
+``proxy.transfer`` and ``proxy.holdings``.
+"""
 
 from __future__ import annotations
 
@@ -85,11 +88,14 @@ class Place:
     metrics: Metrics
     clock: Clock
 
-    async def save(self, tokens: range | list[int], slot: int = 0, talk: str = "") -> Content:
+    async def save(
+        self, tokens: range | list[int], slot: int = 0, talk: str = "", keep: tuple[str, ...] = ()
+    ) -> Content:
         """A slot that holds these tokens of a conversation, saved."""
         self.engine.slots[slot] = array("i", tokens)
         prompt = replace(chat("q"), conversation=talk)
-        return await self.transfer.save(slot, content(prompt, len(tokens)))
+        held = content(prompt, len(tokens))
+        return await self.transfer.save(slot, held, frozenset(keep))
 
     def files(self) -> list[str]:
         """Names in the staging folder."""
@@ -491,14 +497,14 @@ async def test_what_others_have_pinned_takes_room(place: Place) -> None:
 
 async def test_removed_by_hand_it_is_not_saved_any_more(place: Place) -> None:
     """What another snapshot still holds counts; slots are told."""
-    told: list[str] = []
-    place.transfer.on_removed = lambda: told.append("removed")
+    told: list[Cause | None] = []
+    place.transfer.on_removed = told.append
     long = await place.save(range(300), talk="a")
     await place.save([*range(200), *range(5000, 5100)], talk="b")
     assert place.transfer.on_disk(long) == long
     (first,) = [s for s in place.transfer.index if s.conversation == "a"]
     assert await place.transfer.forget("a") == 1
-    assert told == ["removed"]
+    assert told == [Cause.FORGOTTEN]
     assert place.transfer.on_disk(long).n_saved == 200
     assert place.transfer.on_disk(replace(long, tokens=None)).n_saved == 0
     assert place.transfer.index.get(first.id) is None
@@ -521,15 +527,136 @@ async def test_removed_while_it_is_saved(place: Place, monkeypatch: pytest.Monke
 
 
 async def test_a_damaged_snapshot_saves_no_slot(place: Place) -> None:
-    """Found out at a restore into another slot."""
-    told: list[str] = []
-    place.transfer.on_removed = lambda: told.append("removed")
+    """Found out at a restore into another slot; nobody wished it."""
+    told: list[Cause | None] = []
+    place.transfer.on_removed = told.append
     held = await place.save(range(300))
     (found,) = list(place.transfer.index)
     next(place.engine.staging.glob("slotkeeper/*/*.kv")).write_bytes(b"")
     assert not await place.transfer.restore(1, found)
-    assert told == ["removed"]
+    assert told == [None]
     assert place.transfer.on_disk(held).n_saved == 0
+
+
+async def test_a_barred_snapshot_saves_no_slot_and_covers_nothing(place: Place) -> None:
+    """What this instance refused is told, and hides no snapshot that can be restored."""
+    told: list[Cause | None] = []
+    place.transfer.on_removed = told.append
+    for n in range(5):  # more than are looked at, all of one beginning
+        place.clock.now += 1
+        held = await place.save([*range(300), *range(n * 1000, n * 1000 + 50)])
+    *refused, good = sorted(place.transfer.index, key=lambda row: -row.last_used)
+    for one in refused:
+        place.engine.restore_errors = [BackendRefusedError("no", answer=500)]
+        assert not await place.transfer.restore(1, one)
+    assert told == [None] * 4
+    assert place.transfer.on_disk(held).n_saved == 300 == held.n_saved - 50
+    found = place.transfer.matches(request(range(310)))
+    assert [(row.id, n) for row, n in found] == [(good.id, 300)]
+
+
+async def test_a_state_larger_than_it_was_thought_goes_alone(place: Place) -> None:
+    """Its size is known once it is written: what it has no room beside stays, and it does not."""
+    size = len(state_bytes(range(300)))
+    for n in (1, 2, 3):
+        await place.save([n * 10_000 + i for i in range(300)], talk=str(n))
+    place.transfer.limits = Limits(4 * size, 10, 1e6)
+    place.transfer.costs.observe_size(20_000, 1)  # it is thought to be smaller than it will be
+    before = place.store.usage()
+    assert (await place.save(range(4000), talk="big")).n_saved == 0
+    assert place.transfer.refused is Refusal.TOO_LARGE
+    assert place.engine.calls.count("save") == 4
+    assert place.store.usage() == before
+    assert len(place.transfer.index) == 3
+    assert [place.transfer.evicted(talk) for talk in ("1", "2", "3")] == [False] * 3
+
+
+async def test_what_is_restored_next_makes_no_room(place: Place) -> None:
+    """Saved first it pushes out another, or nothing; once that is restored the limits hold."""
+    size = len(state_bytes(range(300)))
+    place.transfer.costs.observe_size(300, size)
+    await place.save(range(300))
+    (next_one,) = list(place.transfer.index)
+    place.clock.now += 1000
+    place.transfer.limits = Limits(GIB, 1, 1e6)
+    assert (await place.save(range(5000, 5300), keep=(next_one.id,))).n_saved == 300
+    assert place.transfer.index.get(next_one.id) is not None
+    assert await place.transfer.restore(1, next_one)
+    assert place.store.usage()[1] == 1
+    place.transfer.limits = Limits(GIB, 9, 1e6)
+    (left,) = list(place.transfer.index)
+    await place.save([*left.tokens, *range(9000, 9100)], keep=(left.id,))
+    assert place.transfer.index.get(left.id) is not None, "superseded, and yet needed"
+
+
+async def test_what_the_disk_does_not_let_go_counts_and_goes_later(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing more is saved meanwhile, and what should have gone is used."""
+    size = len(state_bytes(range(300)))
+    place.transfer.costs.observe_size(300, size)
+    await place.save(range(300), talk="a")
+    place.transfer.limits = Limits(GIB, 1, 1e6)
+
+    def broken(_: object) -> None:
+        raise OSError(errno.EACCES, "permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place.store._shelf, "delete", broken)
+        assert (await place.save(range(5000, 5300))).n_saved == 0
+    assert place.transfer.refused is Refusal.UNDELETED
+    assert "let go" in place.transfer.refused.advice
+    assert place.transfer.matches(request(range(310)))
+    assert not place.transfer.evicted("a")
+    assert place.count('evictions_total{cause="space"} 0.0')
+    assert (await place.save(range(5000, 5300))).n_saved == 300
+    assert place.store.usage()[1] == 1
+
+
+async def test_what_was_forgotten_while_the_disk_refused_goes_later(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the next save, whatever the room; it is never used again."""
+    await place.save(range(300), talk="a")
+
+    def broken(_: object) -> None:
+        raise StoreError(errno.EIO, "input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place.store._shelf, "delete", broken)
+        with pytest.raises(StoreError):
+            await place.transfer.forget("a")
+        assert (await place.save(range(5000, 5300))).n_saved == 300, "there is room"
+    assert place.store.usage()[1] == 2
+    await place.transfer.adopt("e" * 32)
+    await place.transfer.adopt(FINGERPRINT)
+    assert place.transfer.matches(request(range(310))) == ()
+    await place.save(range(7000, 7300))
+    assert {row.conversation for row in place.store.all_snapshots()} == {""}
+
+
+async def test_a_refusal_ends_with_its_cause(place: Place) -> None:
+    """Another day, another fingerprint, other limits: the next save will tell."""
+    transfer, limits = place.transfer, place.transfer.limits
+    transfer.budget = Budget(0, 10)
+    await place.save(range(300))
+    assert transfer.refused is Refusal.WRITE_BUDGET
+    place.clock.now += DAY
+    assert transfer.refused is None
+    await place.save(range(300))
+    assert transfer.refused is Refusal.WRITE_BUDGET
+    transfer.budget = Budget(0, GIB)
+    assert transfer.refused is None
+    transfer.limits = Limits(10, 10, 1e6)
+    for change in ("limits", "fingerprint"):
+        await place.save(range(300))
+        assert transfer.refused is Refusal.TOO_LARGE
+        if change == "limits":
+            transfer.limits = limits
+        else:
+            await transfer.adopt("e" * 32)
+        assert transfer.refused is None
+        transfer.limits = Limits(10, 10, 1e6)
 
 
 async def test_another_api_key_finds_nothing(place: Place) -> None:

@@ -119,10 +119,10 @@ class Book:
 
     def keep(self, row: Conversation) -> list[str]:
         """Take in a conversation, in place of its older self; the ids of those dropped for it."""
-        old = self._rows.pop(row.id, None)
         before = self._marks.get(row.id, _NO_MARKS)
-        marks = _marks(row, old, before)
-        now = marks.all()
+        marks = _marks(row, self._rows.get(row.id), before)  # may raise: nothing is changed yet
+        now, size = marks.all(), row.size
+        self._rows.pop(row.id, None)  # the most recent stands last
         for mark in before.all() - now:
             self._leave(mark, row.id)
         for mark in now:
@@ -131,7 +131,7 @@ class Book:
             holders[row.id] = None
         self._rows[row.id] = row
         self._marks[row.id] = marks
-        self._sizes[row.id] = row.size
+        self._sizes[row.id] = size
         return self._shrink()
 
     def forget(self, conversation: str) -> bool:
@@ -238,11 +238,12 @@ _NO_MARKS = _Marks()
 
 def _marks(row: Conversation, old: Conversation | None, known: _Marks) -> _Marks:
     """The marks of a row; what its older self had already costs nothing."""
-    clock, same = b"", 0
+    clock, same, kept = b"", 0, False
     if old and old.namespace == row.namespace and _head(old) == _head(row):
         clock = known.clock  # masking a long text takes time
         pairs = zip(old.lines[old.head :], row.lines[row.head :], strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0].key == pair[1].key, pairs))
+        kept = old.answers == row.answers
     else:
         said = [orjson.loads(went) for went in _head(row)]
         clock = _clock_mark(row.namespace, said, row.client)
@@ -250,7 +251,7 @@ def _marks(row: Conversation, old: Conversation | None, known: _Marks) -> _Marks
     start = places[-1] if places else row.namespace
     keys = [line.key for line in row.lines[row.head + same :]]
     places = (*places, *_running(start, keys))
-    if old and same == len(places) == len(known.places) and old.answers == row.answers:
+    if kept and same == len(places) == len(known.places):
         return known._replace(clock=clock)
     return _Marks(clock, places, tuple(_answer_marks(row, places)))
 

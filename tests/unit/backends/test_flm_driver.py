@@ -178,6 +178,22 @@ async def test_calls_come_back_as_they_were_generated() -> None:
         assert second.kept == first.prompt + first.completion
 
 
+async def test_a_fault_in_learning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loses nothing of what is known of the server: its answer has ended well."""
+
+    async def broken(_texts: object) -> list[int]:
+        raise RuntimeError("a bug")
+
+    async with driven(model=HIST) as (emu, backend):
+        monkeypatch.setattr(backend._window, "counts", broken)
+        emu.answers.append(Answer("", calls=(("ls", '{"path": "/", "a": 1}'),)))
+        await say(backend, [user("list")], tools=TOOLS)
+        await until(lambda: not backend._running)
+        assert backend._scribe.faults == 1
+        assert backend._memory.last is not None
+        assert backend._memory.cancelled is None
+
+
 # --- stop ------------------------------------------------------------------------------------
 
 

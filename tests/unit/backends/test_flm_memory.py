@@ -148,6 +148,17 @@ def test_merged() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.timeout(10)
+def test_many_are_merged() -> None:
+    """Texts stay one text until a part comes, and nothing is copied again for each message."""
+    count = 100_000
+    part = {"type": "text", "text": "x"}
+    (got,) = merged([said("user", "a")] * count + [said("user", [part])] * count)
+    assert got["content"] == [{"type": "text", "text": "a" * count}, *[part] * count]
+    (got,) = merged([said("user", [part]), *[said("user", "b")] * 2])
+    assert got["content"] == [part, *[{"type": "text", "text": "b"}] * 2]
+
+
 def test_what_is_expected() -> None:
     """Reuse is expected of the step after a prompt, with the same tools."""
     for new, want in ((chat(U1, A1, U2), True), (chat(U1, A1, U2, tools=TOOLS), False),

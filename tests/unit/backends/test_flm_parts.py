@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from proxy.backends import flm_stop, flm_window
@@ -154,6 +155,21 @@ async def test_a_tokenizer_is_trusted_once_it_was_right(tokenizer: Path) -> None
     assert await window.least(prompt(long), Held()) == 1200 + 10
     await window.told(prompt("x " * 300), 304)
     assert await window.least(prompt(long), Held()) == 1200 + 4
+
+
+async def test_a_tokenizer_that_cannot_be_read(tmp_path: Path) -> None:
+    """Fails no request: words are counted from then on."""
+    window = Window(tmp_path / "gone.json")
+    window.learn("m:1b", 1000)
+    with capture_logs() as logged:
+        await window.told(prompt("x " * 300), 310)
+        assert await window.counts(["x"]) == []
+        assert await window.least(prompt("x " * 2000), Held()) == 2000
+    assert [line["event"] for line in logged] == ["tokenizer.broken"]
+    again = Window(tmp_path / "gone.json")
+    again.learn("m:1b", 1000)
+    again._checks = 1
+    assert await again.least(prompt("x " * 2000), Held()) == 2000
 
 
 async def test_a_wrong_tokenizer_is_dropped(tokenizer: Path) -> None:

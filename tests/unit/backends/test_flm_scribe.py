@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import stat
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +13,7 @@ import orjson
 import pytest
 from structlog.testing import capture_logs
 
+from proxy.backends import flm_scribe
 from proxy.backends.flm_memory import Memory, Prompt
 from proxy.backends.flm_scribe import Scribe
 from proxy.backends.flm_spelling import Spelling, mark_of
@@ -108,11 +113,11 @@ async def test_what_tells_nothing(window: Window, tmp_path: Path) -> None:
 async def test_it_is_kept(tmp_path: Path) -> None:
     """A miss is written down at once, in a folder that may not be there yet, for the next start."""
     path = tmp_path / "new" / "models.json"
-    scribe = Scribe(path)
+    scribe = Scribe(lambda: path)
     await scribe.open()
     await miss(scribe)
     assert [one.name for one in path.parent.iterdir()] == ["models.json"]
-    again = Scribe(path)
+    again = Scribe(lambda: path)
     await again.open()
     await again.open()
     assert again.spellings.guess(MODEL) is scribe.spellings.guess(MODEL) is Spelling.TOLD
@@ -124,7 +129,8 @@ async def test_it_is_kept(tmp_path: Path) -> None:
 async def test_nothing_is_said_of_what_was_asked(tmp_path: Path) -> None:
     """Only models are named."""
     path = tmp_path / "models.json"
-    scribe = Scribe(path)
+    scribe = Scribe(lambda: path)
+    await scribe.open()
     await miss(scribe)
     habit = {"marks": [-1, 0, 0, 0], "credit": 0, "found": False, "doubt": 0, "trust": 1}
     assert orjson.loads(path.read_bytes()) == {"last": MODEL, "models": {MODEL: habit}}
@@ -134,13 +140,13 @@ async def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     """Is said once, and replaced by what is learned anew."""
     path = tmp_path / "models.json"
     path.write_bytes(b"{broken")
-    scribe = Scribe(path)
+    scribe = Scribe(lambda: path)
     with capture_logs() as logged:
         await scribe.open()
         await scribe.open()
     assert [line["event"] for line in logged] == ["fastflowlm.unlearned"]
     await miss(scribe)
-    fresh = Scribe(path)
+    fresh = Scribe(lambda: path)
     await fresh.open()
     assert fresh.spellings.guess(MODEL) is Spelling.TOLD
 
@@ -148,7 +154,7 @@ async def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 async def test_a_disk_that_fails(tmp_path: Path) -> None:
     """Costs nothing but the memory of it."""
     (tmp_path / "file").write_bytes(b"")
-    scribe = Scribe(tmp_path / "file" / "models.json")
+    scribe = Scribe(lambda: tmp_path / "file" / "models.json")
     with capture_logs() as logged:
         await scribe.open()
         await miss(scribe)
@@ -162,3 +168,102 @@ async def test_nowhere_to_keep_it() -> None:
     await scribe.open()
     await miss(scribe)
     assert scribe.spellings.guess(MODEL) is Spelling.TOLD
+
+
+async def test_a_file_of_nobody(tmp_path: Path) -> None:
+    """As long as another process may have it, it is neither read nor written."""
+    path = tmp_path / "models.json"
+    path.write_bytes(b"{broken")
+    mine: list[Path] = []
+    scribe = Scribe(lambda: mine[0] if mine else None)
+    with capture_logs() as logged:
+        await scribe.open()
+        await miss(scribe)
+        await scribe.keep(final=True)
+        mine.append(path)
+        await scribe.keep(final=True)  # it was not read, so it is not written
+    assert (path.read_bytes(), logged) == (b"{broken", [])
+
+
+async def test_models_that_take_turns(tmp_path: Path) -> None:
+    """Which one was heard last is written at the end only, or with what is new besides."""
+    path = tmp_path / "models.json"
+    scribe = Scribe(lambda: path)
+    await scribe.open()
+    await scribe.keep(final=True)
+    assert not path.exists()  # nothing was heard
+    await miss(scribe)
+    kept = path.read_bytes()
+    for model in ("other", MODEL, "other"):
+        scribe.spellings.last = model
+        await scribe.keep()
+        assert path.read_bytes() == kept
+    await scribe.keep(final=True)
+    assert orjson.loads(path.read_bytes())["last"] == "other"
+
+
+def files_in(folder: Path) -> list[str]:
+    """Their names."""
+    return [one.name for one in folder.iterdir()]
+
+
+async def test_two_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They write one after the other, and what is newer stays."""
+    path, going, go = tmp_path / "models.json", threading.Event(), threading.Event()
+    begun: list[bytes] = []
+    write = flm_scribe._write
+
+    def slow(where: Path, data: bytes) -> None:
+        begun.append(data)
+        going.set()
+        go.wait(10)
+        write(where, data)
+
+    monkeypatch.setattr(flm_scribe, "_write", slow)
+    scribe = Scribe(lambda: path)
+    await scribe.open()
+    one = asyncio.create_task(miss(scribe))
+    await asyncio.to_thread(going.wait, 10)
+    two = asyncio.create_task(miss(scribe, 1))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(begun) == 1
+    go.set()
+    await asyncio.gather(one, two)
+    assert path.read_bytes() == scribe.spellings.habits() == begun[1] != begun[0]
+
+
+async def test_a_write_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is said once, leaves nothing behind, and is tried again; what is kept is its owner's."""
+    path = tmp_path / "models.json"
+    scribe = Scribe(lambda: path)
+    await scribe.open()
+
+    def full(_self: Path, _to: Path) -> Path:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch, capture_logs() as logged:
+        patch.setattr(Path, "replace", full)
+        await miss(scribe)
+        await scribe.keep()
+    assert [line["event"] for line in logged] == ["fastflowlm.unkept"]
+    assert files_in(tmp_path) == []
+    await scribe.keep()
+    assert files_in(tmp_path) == [path.name]
+    assert sys.platform == "win32" or stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_a_tokenizer_that_breaks(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs what would have been learned; it is counted, and its words are not told."""
+
+    async def broken(_texts: object) -> list[int]:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(window, "counts", broken)
+    scribe = Scribe()
+    with capture_logs() as logged:
+        await hear(scribe, window, answer(TOLD), 9)
+    assert scribe.faults == 1
+    assert logged == [
+        {"event": "fastflowlm.unheard", "error": "RuntimeError", "times": 1, "log_level": "warning"}
+    ]

@@ -93,6 +93,7 @@ def learn(spellings: Spellings, truth: str, steps: int, first: int = 0) -> list[
         ("[1,2]", (), "[1,2]"),
         ("", (), ""),
         ('{"a":"unfinished}', (), '{"a":"unfinished}'),
+        ("{a:1,b:2}", (), "{a:1,b:2}"),
     ],
 )
 def test_the_first_guess(told: str, order: tuple[str, ...], want: str) -> None:
@@ -100,6 +101,21 @@ def test_the_first_guess(told: str, order: tuple[str, ...], want: str) -> None:
     said = [{"role": "assistant", "content": "", "tool_calls": [call(0, told)]}]
     (message,), _ = replayed(said, {"f": order}, Spellings(), MODEL)
     assert message["tool_calls"][0]["function"]["arguments"] == want
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(("start", "piece"), [('{"', '\\"'), ("{", '"'), ("{", '":"\\'), ("", "{")])
+def test_long_arguments_that_are_no_json(start: str, piece: str) -> None:
+    """They stay, and are not searched for the end of each string that has none."""
+    told = start + piece * 200_000 + "}"
+    assert text_of(told) == told
+
+
+def text_of(told: str) -> str:
+    """A new call's arguments as they go out."""
+    said = [{"role": "assistant", "content": "", "tool_calls": [call(0, told)]}]
+    (message,), _ = replayed(said, ORDERS, Spellings(), MODEL)
+    return str(message["tool_calls"][0]["function"]["arguments"])
 
 
 @given(st.dictionaries(st.text(max_size=3), JSON, max_size=4), st.sampled_from(Spelling))
@@ -212,6 +228,7 @@ HABIT = {"marks": [1, 1, 1, 1], "credit": 1, "found": True, "doubt": 0, "trust":
             {**HABIT, "trust": None},
         )),
         orjson.dumps({"models": {"m": HABIT}}),
+        orjson.dumps({"last": "m", "models": {"m": HABIT}}).replace(b"[1,", b"[1e400,"),
     ],
 )  # fmt: skip
 def test_broken_habits(kept: bytes) -> None:
@@ -222,6 +239,21 @@ def test_broken_habits(kept: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         spellings.recall(kept)
     assert spellings.habits() == before
+
+
+@pytest.mark.parametrize("wild", [1e20, 10**18, -1e300])
+def test_wild_habits(wild: float) -> None:
+    """Are as strong as one can be, and can be written down again; so many models are kept."""
+    spellings = Spellings()
+    row = {"marks": [wild] * 4, "credit": wild, "found": 1, "doubt": wild, "trust": wild}
+    spellings.recall(orjson.dumps({"last": "m", "models": {f"m{n}": row for n in range(500)}}))
+    models = orjson.loads(spellings.habits())["models"]
+    strong = wild > 0
+    assert models["m0"] == {
+        "marks": [3 if strong else -3] * 4, "credit": 3 if strong else 0, "found": True,
+        "doubt": 6 if strong else 0, "trust": 3 if strong else -3,
+    }  # fmt: skip
+    assert len(models) == 100
 
 
 def test_a_call_as_it_is_generated() -> None:

@@ -52,6 +52,7 @@ async def test_facts() -> None:
         assert await backend.instance() == facts.instance == MARKER
     assert (facts.kind, facts.total_slots, facts.n_ctx) == ("llama-server", 2, 4096)
     assert (facts.model, facts.model_path) == ("m", "/models/m.gguf")
+    assert facts.port > 0
     assert facts.identity["lora"] == [{"path": "/l.gguf", "scale": 1.0}]
     assert facts.identity["n_params"] == 9
     assert facts.template == "{{ messages }}"

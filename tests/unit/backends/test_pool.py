@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -11,6 +12,7 @@ import orjson
 import pytest
 from aiohttp.client_reqrep import ConnectionKey
 
+from proxy.backends import pool as pool_module
 from proxy.backends.base import Facts, Single
 from proxy.backends.pool import Pool
 from proxy.backends.transport import OWNER
@@ -145,19 +147,30 @@ async def test_a_broken_connection_counts_at_once(pool: Pool, servers: list[Serv
     assert pool.absent == frozenset()
 
 
+def refused() -> BackendUnreachableError:
+    """Nobody took the connection."""
+    error = BackendUnreachableError("refused")
+    key = ConnectionKey("h", 1, False, True, None, None, None)
+    error.__cause__ = aiohttp.ClientConnectorError(key, OSError("refused"))
+    return error
+
+
 async def test_a_dead_one_is_replaced(pool: Pool, servers: list[Server]) -> None:
     """Before it answered: by one that is free, and of those the one that was used least lately."""
     assert [await who(pool, body(f"q{slot}"), slot) for slot in (2, 1, 0)] == ["c", "b", "a"]
-    servers[0].down = True
+    servers[0].down, servers[0].wrong = True, refused()
+    moved: list[tuple[int | None, int]] = []
+    pool.on_moved(lambda slot, to: moved.append((slot, to)))
     async with pool.send("POST", "/x", [], body("other"), slot=2):
         assert await who(pool, body("q"), 0) == "b"
     assert await who(pool, body("q"), 0) == "c"
-    assert (pool.absent, pool.moved) == ({0}, 2)
+    assert (pool.absent, pool.moved, moved) == ({0}, 2, [(0, 1), (0, 2)])
 
 
 async def test_once_is_enough(pool: Pool, servers: list[Server]) -> None:
     """The second one is dead, too: so it is told, and the third is not asked."""
     servers[0].down = servers[1].down = True
+    servers[0].wrong = refused()
     with pytest.raises(BackendUnreachableError, match="b is gone"):
         await who(pool, body("q"), 0)
     assert (servers[2].asked, pool.absent) == ([], {0, 1})
@@ -184,8 +197,10 @@ async def test_what_is_sent_once_only(pool: Pool, servers: list[Server]) -> None
         await who(pool, None)
     servers[1].down = servers[2].down = False
     await pool.instance()
-    with pytest.raises(BackendUnreachableError):
-        await who(pool, body("q"), 0, owned=False)
+    for wrong in (servers[0].wrong, refused()):
+        servers[0].wrong = wrong
+        with pytest.raises(BackendUnreachableError):
+            await who(pool, body("q"), 0, owned=False)
     servers[0].down, servers[0].breaks = False, True
     with pytest.raises(BackendUnreachableError):
         await who(pool, body("q"), 0)
@@ -202,11 +217,115 @@ async def test_no_slot_is_named(pool: Pool, servers: list[Server], method: str) 
     """A question may be asked again; a post only where the connection was never taken."""
     servers[0].down = True
     if method == "POST":
-        key = ConnectionKey("h", 1, False, True, None, None, None)
-        servers[0].wrong.__cause__ = aiohttp.ClientConnectorError(key, OSError("refused"))
+        servers[0].wrong = refused()
     async with pool.send(method, "/x", [], None) as answer:
         assert answer == "b"
     assert pool.moved == 1
+
+
+class Fragile(Server):
+    """It dies of each request."""
+
+    @asynccontextmanager
+    async def send(self, *_: Any, slot: int | None = None) -> AsyncIterator[str]:
+        """Taken, and never answered."""
+        del slot
+        self._answer("send")
+        self.down = True
+        raise self.wrong
+        yield
+
+
+@pytest.mark.parametrize("sent", [b'{"messages":[],"id_slot":SLOT}', b"no JSON"])
+async def test_a_request_that_kills(sent: bytes) -> None:
+    """It is handed on once, and never again: however often it comes, each costs one at most."""
+    servers = [Fragile(name) for name in "abcde"]
+    pool = Pool(servers, serial=False)  # type: ignore[arg-type]
+    dead = []
+    for slot in (0, 2, 3):
+        with pytest.raises(BackendUnreachableError):
+            await who(pool, sent.replace(b"SLOT", b"%d" % slot), slot)
+        dead.append("".join(server.name for server in servers if server.down))
+    assert (dead, pool.moved) == (["ab", "abc", "abcd"], 1)
+    assert servers[4].asked == ["instance"]
+
+
+async def test_what_kills_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one is forgotten."""
+    monkeypatch.setattr(pool_module, "MOST_FATAL", 1)
+    servers = [Server(name) for name in "ab"]
+    pool = Pool(servers, serial=False)  # type: ignore[arg-type]
+    servers[0].down = True
+    assert [await who(pool, body(text), 0) for text in ("q", "r", "q")] == ["b", "b", "b"]
+    with pytest.raises(BackendUnreachableError):
+        await who(pool, body("q"), 0)
+
+
+async def test_a_look_comes_before_a_taken_one_is_handed_on(
+    pool: Pool, servers: list[Server]
+) -> None:
+    """Whoever is dead, too, is not asked; if all are, it is told."""
+    servers[0].down = servers[1].down = True
+    assert await who(pool, body("q"), 0) == "c"
+    assert (servers[1].asked, pool.absent) == (["instance"], {0, 1})
+    servers[2].down = True
+    with pytest.raises(BackendUnreachableError, match="a is gone"):
+        await who(pool, body("r"), 0)
+    assert (servers[2].served, pool.absent, pool.moved) == (1, {0, 1, 2}, 1)
+
+
+async def test_who_is_silent_gets_nothing(
+    pool: Pool, servers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that does not say in time that it is there."""
+    monkeypatch.setattr(pool_module, "LOOK_SECONDS", 0.0)
+
+    async def silent() -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    servers[0].down = True
+    for server in servers[1:]:
+        monkeypatch.setattr(server, "instance", silent)
+    with pytest.raises(BackendUnreachableError, match="a is gone"):
+        await who(pool, body("q"), 0)
+    assert [server.served for server in servers] == [0, 0, 0]
+
+
+async def test_a_conversation_stays_where_it_was_moved(pool: Pool, servers: list[Server]) -> None:
+    """Also when the server it was for is back."""
+    servers[0].down, servers[0].wrong = True, refused()
+    assert await who(pool, body("q")) == "b"
+    servers[0].down = False
+    await pool.instance()
+    assert pool.absent == frozenset()
+    assert await who(pool, body("q", "a", "r")) == "b"
+
+
+async def test_what_a_request_finds_outlives_an_older_look(
+    pool: Pool, servers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who answered a look and died before its end is absent until the next one."""
+    asked, gate = asyncio.Event(), asyncio.Event()
+    here = servers[1].instance
+
+    async def slow() -> str:
+        asked.set()
+        await gate.wait()
+        return await here()
+
+    monkeypatch.setattr(servers[1], "instance", slow)
+    look = asyncio.create_task(pool.instance())
+    await asked.wait()
+    assert servers[0].asked == ["instance"]
+    servers[0].breaks = True
+    with pytest.raises(BackendUnreachableError):
+        await who(pool, body("q"), 0)
+    gate.set()
+    await look
+    assert pool.absent == {0}
+    await pool.instance()
+    assert pool.absent == frozenset()
 
 
 async def test_none_is_there(pool: Pool, servers: list[Server]) -> None:

@@ -377,3 +377,12 @@ def test_file_identity(tmp_path: Path) -> None:
     assert probing.file_identity(str(model)) != one
     assert probing.file_identity("m.gguf") is None
     assert probing.file_identity(str(tmp_path / "missing")) is None
+
+
+async def test_the_advice_can_be_pasted(backend: FakeBackend) -> None:
+    """Figures, no placeholder a shell would read as its own."""
+    backend.status = 500
+    verdict = await run(backend)
+    command = verdict.advice.removeprefix("restart llama-server with: ")
+    assert command.startswith("llama-server -m m.gguf -np 2 --no-kv-unified -c 1024 ")
+    assert not set("<>$&;|") & set(command)

@@ -15,6 +15,8 @@ from proxy.checks import machine
 from proxy.checks.finding import Level
 from proxy.config import Backend, Cache, Config, Server
 from proxy.engine import free_port
+from proxy.store import files
+from proxy.store.shelf import LOCK
 
 
 def test_versions() -> None:
@@ -70,6 +72,47 @@ def test_address() -> None:
     assert machine.address("127.0.0.1", free_port()).level is Level.OK
     assert not machine.taken("127.0.0.1", free_port())
     assert not machine.taken("192.0.2.1", free_port()), "that is another fault"
+
+
+@pytest.mark.parametrize(
+    ("url", "itself"),
+    [
+        ("http://localhost:9", True),
+        ("http://127.0.0.1:9/", True),
+        ("http://127.0.0.1:7", False),
+        ("http://h.invalid:9", False),
+    ],
+)
+def test_its_own_address_is_no_model_server(
+    monkeypatch: pytest.MonkeyPatch, url: str, itself: bool
+) -> None:
+    """Whatever this machine is called there; nobody listens at it yet."""
+    monkeypatch.setattr("proxy.client.Client.is_slotkeeper", lambda _: False)
+    here = Config(server=Server(host="0.0.0.0", port=9), backend=Backend(url=url))
+    found = machine.no_model_server(here)
+    assert (found is not None) is itself
+
+
+def test_who_has_the_store(tmp_path: Path) -> None:
+    """A proxy that runs, and not what one that ended left behind."""
+    assert not machine.driven(None)
+    assert not machine.driven(tmp_path)
+    lock = files.Lock(tmp_path / LOCK)
+    lock.take()
+    assert machine.driven(tmp_path)
+    lock.release()
+    assert not machine.driven(tmp_path)
+
+
+def test_a_lock_that_may_not_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says nothing; the folder's own check tells of it."""
+
+    def refuse(_: files.Lock) -> None:
+        raise PermissionError
+
+    (tmp_path / LOCK).touch()
+    monkeypatch.setattr(files.Lock, "take", refuse)
+    assert not machine.driven(tmp_path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes as POSIX has them")

@@ -15,7 +15,7 @@ from proxy.commands import common
 from proxy.config import Config, Server
 from proxy.engine import free_port
 from tests.unit.commands.conftest import Run
-from tests.unit.commands.fake_api import SLOT, FakeApi, refusal
+from tests.unit.commands.fake_api import SLOT, STATUS, FakeApi, refusal
 
 
 @pytest.mark.parametrize(
@@ -33,22 +33,24 @@ def test_the_configuration_says_where_and_with_which_key(
 ) -> None:
     """Without --url the file's host, port and admin key are used."""
     monkeypatch.delenv("SLOTKEEPER_URL", raising=False)
-    api.answers["GET api/slots"] = {"slots": [SLOT]}
+    api.answers |= {"GET api/slots": {"slots": [SLOT]}, "GET api/status": STATUS}
     file = tmp_path / "c.toml"
     file.write_text(f'[server]\nport = {api.server.server_port}\nadmin_key = "from-file"\n')
     assert CliRunner().invoke(app, ["slots", "-c", str(file)]).exit_code == 0
-    assert api.asked == [("GET api/slots", None, "Bearer from-file")]
+    assert api.asked == [
+        (f"GET api/{page}", None, "Bearer from-file") for page in ("slots", "status")
+    ]
 
 
 def test_the_configurations_key_goes_to_no_other_address(
     api: FakeApi, tmp_path: Path, run: Run
 ) -> None:
     """With an address of its own a call takes only a key of its own."""
-    api.answers["GET api/slots"] = {"slots": []}
+    api.answers["GET api/conversations"] = {"conversations": []}
     file = tmp_path / "c.toml"
     file.write_text('[server]\nadmin_key = "from-file"\n')
-    run("slots", "--url", api.url, "-c", str(file))
-    run("slots", "--key", "given")
+    run("conversations", "--url", api.url, "-c", str(file))
+    run("conversations", "--key", "given")
     assert [key for _, _, key in api.asked] == [None, "Bearer given"]
 
 
@@ -99,16 +101,34 @@ def test_ctrl_c_is_no_success() -> None:
 
 @pytest.mark.parametrize(("answer", "ends"), [(True, False), (False, True)])
 def test_at_a_terminal_it_is_asked(
-    monkeypatch: pytest.MonkeyPatch, answer: bool, ends: bool
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: bool,
+    ends: bool,
 ) -> None:
-    """Without --yes the answer decides; without a terminal nothing is done."""
+    """Without --yes the answer decides; no is no wrong usage, and is told plainly."""
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr(typer, "confirm", lambda _: answer)
     if ends:
-        with pytest.raises(typer.Exit):
+        with pytest.raises(typer.Exit) as left:
             common.sure("Remove it?", False)
+        assert left.value.exit_code == 1
+        assert capsys.readouterr() == ("nothing was done\n", "")
     else:
         common.sure("Remove it?", False)
+
+
+def test_ctrl_c_instead_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends as Ctrl-C does anywhere."""
+
+    def confirm(_: str) -> bool:
+        raise typer.Abort
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(typer, "confirm", confirm)
+    with pytest.raises(typer.Exit) as left:
+        common.sure("Remove it?", False)
+    assert left.value.exit_code == common.INTERRUPTED
 
 
 def test_ids_by_their_beginning(capsys: pytest.CaptureFixture[str]) -> None:

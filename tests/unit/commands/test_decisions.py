@@ -26,6 +26,8 @@ UNPROMPTED: dict[str, Any] = {
         ({}, "restore snapshot abababababab into slot 0"),
         ({"snapshot": None, "reason": "slot-hit"}, "use slot 0 as it is"),
         ({"snapshot": None, "reason": "cold"}, "start cold in slot 0"),
+        ({"snapshot": None, "reason": "slot-hit", "hit": 31}, "start cold in slot 0"),
+        ({"snapshot": None, "reason": "slot-hit", "hit": 31, "prompt": 40}, "use slot 0 as it is"),
         ({"snapshot": None, "reason": "cold", "save_first": True},
          "save slot 0, then start cold in slot 0"),
         ({"snapshot": None, "reason": "slot-hit", "wait": 2.0},
@@ -41,7 +43,24 @@ def test_an_option_in_words(changes: dict[str, object], said: str) -> None:
 def test_times_have_units() -> None:
     """In the table every time is one, and what costs nothing is a dash."""
     _, line = drawn(decisions.costs([OPTION | {"wait": 2.0}], None)).splitlines()
-    assert " ".join(line.split()).endswith("3,660 3,667 tokens 2.0 s 41 ms 17 ms - 58 ms")
+    assert " ".join(line.split()).endswith("3,660 3,667 2.0 s 41 ms 17 ms - 58 ms")
+
+
+def test_at_80_columns_no_figure_is_cut() -> None:
+    """The option goes on below itself; figures, heads and the mark of the choice stay whole."""
+    long = {"hit": 123_456, "prompt": 123_457, "wait": 12.5, "prefill": 754.0, "cost": 766.0}
+    choice = OPTION | long | {"save_first": True}
+    shown = drawn(decisions.costs([choice, OPTION], choice), width=80)
+    head, *lines = shown.splitlines()
+    assert head.split() == [
+        *("OPTION", "REUSED", "OF", "TOKENS", "WAIT", "PREFILL", "TRANSFER", "LOSS", "COST")
+    ]
+    assert "…" not in shown
+    assert lines[0].startswith("> wait for")
+    for figure in ("123,456", "123,457", "12.5 s", "12 min 34 s", "17 ms", "12 min 46 s"):
+        assert figure in lines[0]
+    option = " ".join(line[:17].strip("> ") for line in lines)
+    assert option.startswith(f"{decisions.how(choice)} restore snapshot")
 
 
 def test_the_chosen_option_is_marked() -> None:

@@ -40,11 +40,13 @@ def undisturbed() -> Iterator[None]:
 def report(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     """``report(findings...)``: what the doctor finds; gives what it was asked."""
 
-    def prepare(*findings: Finding) -> list[Any]:
+    def prepare(*findings: Finding, folders: list[Any] | None = None) -> list[Any]:
         asked: list[Any] = []
+        folders = [] if folders is None else folders
 
-        async def examine(config: Config, ready: Any, *, probe: bool, step: Any) -> Report:
-            asked.append((config.backend.url, ready, probe))
+        async def examine(config: Config, ready: Any, *, probe: bool, at: str, step: Any) -> Report:
+            asked.append((config.backend.url, ready, probe, at))
+            folders.append(config.slot_dir)
             step("looking")
             return Report(findings, "llama-server -m M")
 
@@ -61,6 +63,7 @@ def test_no_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Warnings are no problem; what to do stands below each, the launch line at the end."""
+    monkeypatch.delenv("SLOTKEEPER_URL")
     monkeypatch.setenv("SLOTKEEPER_SERVER__PORT", str(free_port()))  # no proxy that runs here
     asked = report(GOOD, ODD)
     folder = ["--slot-save-path", str(tmp_path)]
@@ -76,7 +79,7 @@ def test_no_problem(
         "",
         "0 problems, 1 warning",
     ]
-    assert asked == [("http://h:1", None, True)]
+    assert asked == [("http://h:1", None, True, "")]
 
 
 def test_a_problem(run: Run, report: Callable[..., list[Any]]) -> None:
@@ -104,6 +107,7 @@ def test_a_running_proxy_is_asked(
     """Its readiness goes to the doctor, who then leaves its slots alone."""
     asked = report(GOOD)
     api.answers["GET readyz"] = (503, {"ready": False})
+    monkeypatch.delenv("SLOTKEEPER_URL")
     monkeypatch.setenv("SLOTKEEPER_SERVER__PORT", str(api.server.server_port))
     assert run("doctor").exit_code == 0
     assert asked[0][1] == {"ready": False}
@@ -122,6 +126,60 @@ def test_an_address_that_cannot_be(
 ) -> None:
     """No proxy can be there, and the report is made all the same."""
     asked = report(GOOD)
+    monkeypatch.delenv("SLOTKEEPER_URL")
     monkeypatch.setenv("SLOTKEEPER_SERVER__HOST", "no host")
     assert run("doctor", "--backend", "http://h:1").exit_code == 0
-    assert asked == [("http://h:1", None, False)]
+    assert asked == [("http://h:1", None, False, "")]
+    assert run("doctor", "--url", "nonsense").exit_code == 2
+
+
+def test_the_proxy_that_was_named_is_asked(
+    run: Run, report: Callable[..., list[Any]], api: FakeApi, tmp_path: Path
+) -> None:
+    """By SLOTKEEPER_URL or --url, with its own key; what it serves is looked at."""
+    folders: list[Any] = []
+    asked = report(GOOD, folders=folders)
+    served = {"backend": {"url": "http://h:1, http://h:2"}, "store": {"slot_dir": str(tmp_path)}}
+    api.answers |= {"GET readyz": {"ready": True}, "GET api/status": STATUS | served}
+    assert run("doctor", "--key", "given").exit_code == 0
+    assert asked == [("http://h:1,http://h:2", STATUS | served, False, api.url)]
+    assert folders == [tmp_path]
+    assert api.asked[-1] == ("GET api/status", None, "Bearer given")
+
+
+@pytest.mark.parametrize("how", ["flag", "variable", "file"])
+def test_what_the_user_named_is_looked_at(
+    run: Run,
+    report: Callable[..., list[Any]],
+    api: FakeApi,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    """Not what the running proxy serves, and a folder that is not there is not taken over."""
+    asked = report(GOOD)
+    served = {"store": {"slot_dir": str(tmp_path / "gone")}}
+    api.answers |= {"GET readyz": {"ready": True}, "GET api/status": STATUS | served}
+    words = []
+    if how == "flag":
+        words = ["--backend", "http://h:3"]
+    elif how == "variable":
+        monkeypatch.setenv("SLOTKEEPER_BACKEND__URL", "http://h:3")
+    else:
+        (tmp_path / "c.toml").write_text('[backend]\nurl = "http://h:3"\n')
+        words = ["-c", str(tmp_path / "c.toml")]
+    assert run("doctor", *words).exit_code == 0
+    assert asked[0][0] == "http://h:3"
+    monkeypatch.delenv("SLOTKEEPER_BACKEND__URL", raising=False)
+    assert run("doctor").exit_code == 0
+    assert asked[1][0] == STATUS["backend"]["url"]
+
+
+def test_nobody_where_a_proxy_was_named(
+    run: Run, report: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The doctor needs none, and is told where it was looked for."""
+    asked = report(GOOD)
+    monkeypatch.setenv("SLOTKEEPER_URL", url := f"http://127.0.0.1:{free_port()}")
+    assert run("doctor", "--backend", "http://h:1").exit_code == 0
+    assert asked == [("http://h:1", None, False, url)]

@@ -52,10 +52,10 @@ def test_it_tries_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_was_missed_comes_first(pauses: list[float]) -> None:
-    """After a break, before what comes anew."""
+    """Once connected, the first time too, before what comes anew."""
     with FakeApi(events=[EVENT]) as api:
         stream = follow.lasting(Client(api.url), lambda: [("missed", 1)], silent)
-        assert [next(stream) for _ in range(3)] == [EVENT, ("missed", 1), EVENT]
+        assert [next(stream) for _ in range(4)] == [("missed", 1), EVENT] * 2
     assert pauses == [0.25]
 
 
@@ -83,13 +83,79 @@ def test_a_fault_to_begin_with_is_told() -> None:
         next(follow.lasting(Client(api.url)))
 
 
-def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what was told long ago it is forgotten that it was."""
-    monkeypatch.setattr(follow, "SEEN", 2)
+@pytest.mark.parametrize(
+    ("lasted", "made"),
+    [(0.0, [0.25, 0.5, 1.0, 2.0, 5.0, 5.0]), (follow.STEADY, [0.25] * 6)],
+)
+def test_connections_that_end_at_once(
+    pauses: list[float], lasted: float, made: list[float]
+) -> None:
+    """They are made less and less often, as if there were none; a steady one starts anew."""
+    now = iter(n * lasted for n in range(99))
+    with FakeApi(events=[EVENT]) as api:
+        stream = follow.lasting(Client(api.url), tell=silent, clock=lambda: next(now))
+        assert [next(stream) for _ in range(7)] == [EVENT] * 7
+    assert pauses == made
 
-    def events(*_: Any) -> Any:
-        return iter([("n", 1), ("n", 2), ("n", 3), ("other", 9), ("n", 3), ("n", 1)])
+
+def numbered(*numbers: int) -> list[Any]:
+    """Rows of these numbers."""
+    return [{"seq": number} for number in numbers]
+
+
+def followed(
+    monkeypatch: pytest.MonkeyPatch, streamed: list[Any], *remembered: list[Any] | ApiError
+) -> list[int]:
+    """What is printed when these rows are streamed, and these are remembered, at each question."""
+    answers = iter(remembered)
+
+    def events(_: Any, missed: Any) -> Any:
+        yield from missed()
+        yield from (("n", row) for row in streamed)
+
+    def ask() -> list[Any]:
+        answer = next(answers)
+        if isinstance(answer, ApiError):
+            raise answer
+        return answer
 
     monkeypatch.setattr(follow, "lasting", events)
     nobody: Any = None
-    assert list(follow.rows(nobody, "n", list, lambda row: row, 5)) == [1, 2, 3, 1]
+    told = follow.rows(nobody, "n", ask, lambda row: row["seq"], 5)
+    return [row["seq"] for row in told]
+
+
+def test_what_came_before_the_first_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More may come between the two than a new listener is told."""
+    told = followed(monkeypatch, numbered(4, 5), numbered(1), numbered(1, 2, 3, 4))
+    assert told == [1, 2, 3, 4, 5]
+
+
+def test_a_gap_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy tells the newest of a flood; a row told again, or a first one, is no gap."""
+    rows = numbered(2, 3, 2, 4, 9, 10)
+    there = numbered(1)
+    told = followed(monkeypatch, rows, there, there, numbered(5, 6, 7, 8, 9))
+    assert told == list(range(1, 11))
+
+
+def test_a_gap_that_cannot_be_filled_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the next row it is asked again."""
+    fault = UnreachableError("gone")
+    told = followed(monkeypatch, numbered(1, 5, 6), [], [], fault, numbered(2, 3, 4, 5, 6))
+    assert told == [1, 5, 2, 3, 4, 6]
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what was told long ago it is forgotten that it was."""
+    monkeypatch.setattr(follow, "SEEN", 2)
+    one, two, three = ({"n": number} for number in (1, 2, 3))
+
+    def events(*_: Any) -> Any:
+        rows = [("n", row) for row in (one, two, three, three, one)]
+        return iter([*rows[:3], ("other", 9), *rows[3:]])
+
+    monkeypatch.setattr(follow, "lasting", events)
+    nobody: Any = None
+    told = follow.rows(nobody, "n", list, lambda row: row["n"], 5)
+    assert list(told) == [one, two, three, one]

@@ -98,6 +98,7 @@ def test_slots(run: Run, api: FakeApi) -> None:
     """One line per slot, dashes for what is not known, hostile titles defused."""
     empty = dict.fromkeys(SLOT) | {"index": 0, "state": "free"}
     api.answers["GET api/slots"] = {"slots": [empty, SLOT | {"title": "[red]\x1b[2J"}]}
+    api.answers["GET api/status"] = STATUS
     first, second, third = run("slots").stdout.splitlines()
     assert first.split()[:3] == ["SLOT", "STATE", "TOKENS"]
     assert second.split() == ["0", "free", *["-"] * 6]
@@ -117,11 +118,21 @@ def test_requests(run: Run, api: FakeApi) -> None:
     """The newest last, with what was reused and the sentence why not more."""
     newer = REQUEST | {"request_id": "r3", "reason": "refused", "status": 503, "note": "full"}
     api.answers["GET api/requests"] = {"requests": [newer, REQUEST | {"cold": COLD}]}
-    older, last = run("requests").stdout.splitlines()
+    head, older, last = run("requests").stdout.splitlines()
     assert older.split()[1] == "r2"
     assert (
         "cold             200        0 of   3,667 tokens reused  slot 0     2.5 s  goose" in older
     )
+    for name, below in (
+        ("GOT", "cold"),
+        ("HTTP", "200"),
+        ("REUSED", "     0 of"),
+        ("PROMPT", " 3,667 tokens"),
+        ("SLOT", "slot 0"),
+        ("TOOK", ".5 s"),
+        ("CLIENT", "goose"),
+    ):
+        assert older[head.index(name) :].startswith(below), name
     assert older.endswith("cold because system prompt changed at character 118: 14:02 → 14:03")
     assert "refused          503" in last
     assert last.endswith("full")
@@ -136,11 +147,24 @@ def test_nothing_yet(run: Run, api: FakeApi, name: str) -> None:
     assert result.stderr == f"slotkeeper: no {name} yet\n"
 
 
+def test_no_line_so_grave(run: Run, api: FakeApi) -> None:
+    """That there are lines, and none of this level, is said."""
+    api.answers["GET api/logs"] = {"logs": []}
+    assert run("logs", "--level", "warning").stderr == "slotkeeper: no line of warning or worse\n"
+
+
+def test_slots_while_the_backend_is_down(run: Run, api: FakeApi) -> None:
+    """Nobody knows what is in them."""
+    api.answers["GET api/slots"] = {"slots": [SLOT | {"state": "free", "tokens": None}]}
+    api.answers["GET api/status"] = STATUS | {"backend": STATUS["backend"] | {"up": False}}
+    assert run("slots").stdout.splitlines()[1].split()[:2] == ["1", "unknown"]
+
+
 def test_a_request_without_a_conversation(run: Run, api: FakeApi) -> None:
     """Its path says what it was; its id is cut to what is enough."""
     unknown = {"conversation": "", "client": "", "title": None, "request_id": "d16d4b73" * 4}
     api.answers["GET api/requests"] = {"requests": [REQUEST | unknown | {"path": "/v1/rerank"}]}
-    shown = run("requests").stdout.rstrip()
+    _, shown = run("requests").stdout.rstrip().splitlines()
     assert shown.split()[1] == "d16d4b73"
     assert shown.endswith("2.5 s  /v1/rerank")
 
@@ -222,7 +246,7 @@ def test_following_goes_on_after_a_restart(
     """
     pauses = ended(monkeypatch, after=2)
     after = LOG | {"at": LOG["at"] + 60}
-    logs = iter([[LOG], [after]])
+    logs = iter([[LOG], [LOG], [after]])
     api.answers["GET api/logs"] = lambda: {"logs": next(logs)}
     api.events = [("log", LOG)]
     result = run("logs", "-f", "--json")
@@ -233,7 +257,7 @@ def test_following_goes_on_after_a_restart(
     assert result.stderr.splitlines() == [
         f"slotkeeper: {what}" for what in (lost, "connected again", lost)
     ]
-    assert pauses == [0.25, 0.25]
+    assert pauses == [0.25, 0.5]
 
 
 def test_nobody_to_follow(run: Run) -> None:

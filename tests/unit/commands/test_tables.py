@@ -22,7 +22,9 @@ def drawn(what: object, *, colour: bool = False, width: int = 200) -> str:
 
 def test_pinned_and_barred() -> None:
     """What is special about a snapshot is a word."""
-    _, first, second = drawn(tables.snapshots([SNAPSHOT, OTHER_SNAPSHOT], 0.0, 200)).splitlines()
+    shown = drawn(tables.snapshots([SNAPSHOT, OTHER_SNAPSHOT], 0.0, 200)).splitlines()
+    _, first, second, legend = shown
+    assert legend.startswith("VALUE: prefill time it can still save")
     assert ("pinned" in first, "barred" in first) == (True, False)
     assert ("barred" in second, "pinned" in second) == (True, False)
 
@@ -30,9 +32,9 @@ def test_pinned_and_barred() -> None:
 def test_the_best_snapshot_is_worth_100() -> None:
     """Others in proportion; what nobody knows is a dash."""
     rows = [SNAPSHOT, SNAPSHOT | {"value": 0.05}, OTHER_SNAPSHOT, SNAPSHOT | {"value": -1.0}]
-    _, *lines = drawn(tables.snapshots(rows, 0.0, 200)).splitlines()
+    _, *lines, _ = drawn(tables.snapshots(rows, 0.0, 200)).splitlines()
     assert [line.split()[9] for line in lines] == ["100", "20", "-", "0"]
-    (_, line) = drawn(tables.snapshots([SNAPSHOT | {"value": 0.0}], 0.0, 200)).splitlines()
+    (_, line, _) = drawn(tables.snapshots([SNAPSHOT | {"value": 0.0}], 0.0, 200)).splitlines()
     assert line.split()[9] == "0"
 
 
@@ -53,6 +55,22 @@ def test_a_state_has_its_colour() -> None:
     text = drawn(tables.status(down), colour=True)
     assert "\x1b[32mready" in text
     assert "\x1b[31mdown" in text
+
+
+def test_what_is_not_known_yet_is_not_told() -> None:
+    """Until the disk was looked at there is no figure of it; a full one has refused a save."""
+    unknown = STATUS["store"] | {"free": 0}
+    assert "free" not in drawn(tables.status(STATUS | {"store": unknown}))
+    full = unknown | {"refused": "disk-full"}
+    assert "; 0 B free, of which" in drawn(tables.status(STATUS | {"store": full}))
+
+
+def test_slots_of_a_backend_that_is_down() -> None:
+    """What they do is not known, and not told."""
+    down = STATUS | {"backend": STATUS["backend"] | {"up": False}}
+    for shown in (tables.slots([SLOT], 0.0, up=False), tables.watched(down, [SLOT], [])):
+        line = " ".join(drawn(shown).splitlines()[-1].split())
+        assert line.startswith("1 unknown 3,667")
 
 
 def test_a_slot_is_told_as_the_dashboard_tells_it() -> None:

@@ -223,6 +223,8 @@ def test_ranked_orders_and_limits() -> None:
     assert ids(index.ranked(SEED, toks(base), limit=99)) == expected
     assert ids(index.ranked(SEED, toks(base))) == expected[:4]
     assert ids(index.ranked(SEED, toks(base[:5]), limit=2)) == [("branch", 5), ("exact", 5)]
+    rest = ids(index.ranked(SEED, toks(base), 2, without={"exact", "small-later"}))
+    assert rest == [expected[1], expected[3]]
     assert index.ranked(SEED, toks([])) == []
     assert index.ranked(seed(b"nobody"), toks(base)) == []
 

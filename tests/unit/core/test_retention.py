@@ -206,6 +206,21 @@ def test_value_is_renewed_only_for_those_who_relied_on_it() -> None:
     assert rest == ["branch", "print", "seed", "leaf"]
 
 
+def test_what_is_barred_covers_nothing() -> None:
+    """A state that is never restored makes no other needless, however much it holds of it."""
+    index = index_of(
+        snap("barred", range(3000), age=1),
+        snap("good", range(2900), age=2),
+        snap("own", range(5000, 5500), age=1),
+    )
+    two = replace(WIDE, max_files=2)
+    assert evict(index, two, Costs(), NOW) == ["good"]
+    assert evict(index, two, Costs(), NOW, barred=["barred"]) == ["barred"]
+    assert overflow(index, [], two, Costs(), NOW, barred={"barred"}) == ["barred"]
+    worth = [values(index, Costs(), NOW, barred)["good"].seconds for barred in ((), ("barred",))]
+    assert worth[0] == 0.0 < worth[1]
+
+
 def test_damaged_sizes_and_clocks_do_not_stop_it() -> None:
     """A size of nothing and a last use in the future are survived."""
     index = index_of(snap("zero", range(100), size=0), snap("future", range(200, 300), age=-500))

@@ -122,6 +122,34 @@ def test_ollamas_options() -> None:
     assert chat(GENERATE, think=False)["chat_template_kwargs"] == {"enable_thinking": False}
 
 
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("piece", ["0", "0.", "0s", "00.00m", "0.0", "-0", "µs"])
+@pytest.mark.parametrize("end", ["", "x", "1"])
+def test_a_long_duration(piece: str, end: str) -> None:
+    """Whatever a client writes there is read once, and nothing of it twice."""
+    text = piece * 50_000 + end
+    raw = orjson.dumps({"model": "m", "messages": [], "keep_alive": text})
+    settled = TRANSLATIONS[OLLAMA].parse(raw).settled
+    assert settled is not None
+    reason = orjson.loads(settled)["choices"][0]["finish_reason"]
+    nothing = not end and piece in {"0", "0s", "00.00m"}
+    assert reason == ("unload" if nothing else "load")
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("by", ["id", "name", "order"])
+def test_many_tool_results(by: str) -> None:
+    """Each finds its call, and none of the others is looked through for it."""
+    count = 40_000
+    calls = [{"function": {"name": f"f{n}"}} for n in range(count)]
+    told = {"id": ("tool_call_id", "call_0_"), "name": ("tool_name", "f"), "order": ("name", "?")}
+    field, start = told[by]
+    order = range(count) if by == "order" else range(count - 1, -1, -1)
+    results = [{"role": "tool", field: f"{start}{n}"} for n in order]
+    messages = said(OLLAMA, messages=[{"role": "assistant", "tool_calls": calls}, *results])
+    assert [one["tool_call_id"] for one in messages[1:]] == [f"call_0_{n}" for n in order]
+
+
 def test_ollamas_formats() -> None:
     """``json`` and a schema, in chat's words."""
     assert chat(OLLAMA, format="json")["response_format"] == {"type": "json_object"}

@@ -11,7 +11,7 @@ from proxy.core.placement import Option
 from proxy.core.queue import Kind, Lease
 from proxy.core.records import Reason
 from proxy.errors import BadRequestError
-from proxy.server.dry_run import question, worded
+from proxy.server.dry_run import DryRun, question, worded
 from tests.unit.factories import chat
 
 CHAT = "/v1/chat/completions"
@@ -59,6 +59,24 @@ def test_an_option_has_the_word_of_the_header(
     lease = Lease(option, Kind.NARROW, chat("q"), reason, queued=0.0, started=0.0)
     lease.observed(hit, prompt)
     assert told["reason"] == str(lease.reason) == word
+
+
+async def test_what_the_proxy_answers_by_itself() -> None:
+    """Nothing is sent, so nothing is computed: nobody is asked, and it is said."""
+
+    class Lacking:
+        async def lacks(self) -> frozenset[str]:
+            return frozenset({"/api/chat"})
+
+    nobody: Any = None
+    backend: Any = Lacking()
+    run = DryRun(nobody, backend, nobody, nobody, nobody, nobody, nobody)
+    asked = question({"path": "/api/chat", "request": {"model": "m", "messages": []}})
+    told = await run.explain(asked)
+    assert (told["prompt_tokens"], told["options"], told["choice"]) == (0, [], None)
+    assert "by itself" in told["note"]
+    assert told["before"] == told["after"]
+    assert orjson.loads(orjson.dumps(told)) == told
 
 
 def test_keys_are_kept_apart() -> None:

@@ -44,6 +44,7 @@ class Exchange:
     lease: Lease | None
     call: Any = CALL
     request_id: str = "r"
+    seq: int = 1
 
 
 @dataclass
@@ -202,6 +203,15 @@ async def test_the_date(writes_date: bool, later: float, settings: bytes, cause:
     before, now = row("one"), row("one", "two", used=NOON + later)
     found = await bench.cause(replace(before, settings=settings), replace(now, settings=settings))
     assert found == cause
+
+
+async def test_the_cause_goes_to_its_own_row() -> None:
+    """Another conversation's request of the same id came meanwhile: it quotes nothing of this."""
+    bench = Bench()
+    bench.history.add(Decision("r", 1.0, "/", Reason.COLD, 200, 1.0, conversation="other"))
+    assert bench.look(row("one"), row("one", "two")) is None
+    await asyncio.wait(bench.explainer._tasks._tasks)
+    assert [one.cold is not None for one in bench.history.recent(2)] == [False, True]
 
 
 async def test_faults(monkeypatch: pytest.MonkeyPatch) -> None:

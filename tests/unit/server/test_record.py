@@ -18,7 +18,7 @@ from proxy.core.why import Cold, Why
 from proxy.dialects import DIALECTS
 from proxy.server.envelope import REQUEST_ID
 from proxy.server.normaliser import Turn
-from proxy.server.record import CLIENT_LEFT, Exchange, Recorder
+from proxy.server.record import CLIENT_LEFT, FIRST, Exchange, Recorder, why_refused
 from proxy.telemetry.history import History
 from proxy.telemetry.metrics import Metrics
 from tests.unit.doubles import Clock
@@ -136,6 +136,55 @@ async def test_what_is_known_of_the_conversation() -> None:
     line = history.recent(2)[1].for_log()
     assert (line["cold"], line["rules"]) == ("system", ["clock"])
     assert "14:0" not in repr(line)
+
+
+@pytest.mark.parametrize(
+    ("known", "reused", "note"),
+    [(False, 0, FIRST), (True, 0, ""), (False, 9, "")],
+)
+async def test_the_first_request_of_a_conversation(known: bool, reused: int, note: str) -> None:
+    """That is why it is cold: there was nothing to compare it with."""
+    history = History()
+    one = await exchange()
+    row = Conversation(id="c1", namespace=b"n")
+    one.turn = Turn(one.call, row=row, before=row if known else None)
+    one.lease = lease(Reason.COLD)
+    one.lease.observed(reused, 10)
+    Recorder(Metrics(), history, Clock()).request(one)
+    assert history.recent(1)[0].note == note
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            b'{"error":{"type":"exceed_context_size_error","n_prompt_tokens":9031,"n_ctx":8192}}',
+            "the prompt has 9,031 tokens, its slot room for 8,192",
+        ),
+        (b'{"error":{"type":"invalid_request_error"}}', "refused it: invalid_request_error"),
+        (b'{"error":{"type":"my secret prompt"}}', "refused it"),
+        (b'{"error":{"type":5,"n_ctx":"1"}}', "refused it"),
+        (b'{"error":"no"}', "refused it"),
+        (b"[1]", "refused it"),
+        (b"<html>", "refused it"),
+    ],
+)
+async def test_why_it_was_refused(body: bytes, said: str) -> None:
+    """In a sentence of ours: what the backend writes may quote the prompt."""
+    assert why_refused(body).endswith(said)
+    one, history = await exchange(), History()
+    one.status, one.failure = 400, why_refused(body)
+    Recorder(Metrics(), history, Clock()).request(one)
+    assert history.recent(1)[0].note == why_refused(body)
+
+
+async def test_it_knows_its_row() -> None:
+    """By number: its id may be the client's, who may give it twice."""
+    history = History()
+    first, second = await exchange(), await exchange()
+    for one in (first, second):
+        Recorder(Metrics(), history, Clock()).request(one)
+    assert [row.seq for row in history.recent(2)] == [second.seq, first.seq]
 
 
 async def test_what_was_generated() -> None:

@@ -278,6 +278,8 @@ def test_why_nothing_is_saved(bench: Bench) -> None:
     assert bench.view.ready()[1]["advice"] == ""
     bench.transfer.refused = Refusal.PINS_FULL
     assert bench.view.ready()[1]["advice"] == Refusal.PINS_FULL.advice
+    bench.scheduler.mode = Mode.FORWARD
+    assert bench.view.ready()[1]["advice"] == "", "there the mode is why"
 
 
 def test_retired(bench: Bench) -> None:

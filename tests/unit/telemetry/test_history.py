@@ -30,8 +30,8 @@ def test_a_cause_found_later_is_put_in() -> None:
     history = History()
     history.add(_decision(1))
     history.add(_decision(2))
-    for request_id in ("r1", "r9"):
-        history.explain(request_id, {"cause": "template"})
+    for seq in (1, 9):
+        history.explain(seq, {"cause": "template"})
     assert [one.cold for one in history.recent(2)] == [None, {"cause": "template"}]
 
 
@@ -53,8 +53,8 @@ def test_what_is_forgotten_while_it_runs_is_not_quoted_afterwards() -> None:
     told: list[str] = []
     history.listen(lambda decision, _new: told.append(repr(decision)))
     history.forget("mine")
-    history.add(replace(_decision(1), conversation="mine", title="canary"))
-    history.explain("r1", {"cause": "system", "sentence": "canary"})
+    seq = history.add(replace(_decision(1), conversation="mine", title="canary"))
+    history.explain(seq, {"cause": "system", "sentence": "canary"})
     history.add(replace(_decision(2), title="of none"))
     assert [(one.title, one.cold) for one in history.recent(3)] == [
         ("of none", None),
@@ -79,15 +79,15 @@ def test_found_by_id_and_by_what_came_after() -> None:
 
 
 def test_an_id_that_several_have() -> None:
-    """Each has a number of its own; the newest is found and explained, and none is missed."""
+    """Each has a number of its own; the newest is found, the right one explained, none missed."""
     history = History(limit=4)
     for status in (1, 2, 3):
         history.add(replace(_decision(7), status=status))
     history.add(_decision(8))
     assert [one.seq for one in history.recent(9)] == [4, 3, 2, 1]
     assert history.shared() == {"r7": 3}
-    history.explain("r7", {"cause": "template"})
-    assert [one.cold is not None for one in history.recent(9)] == [False, True, False, False]
+    history.explain(2, {"cause": "template"})
+    assert [one.cold is not None for one in history.recent(9)] == [False, False, True, False]
     found = history.get("r7")
     assert found is not None
     assert (found.status, found.seq) == (3, 3)
@@ -95,6 +95,17 @@ def test_an_id_that_several_have() -> None:
     for number in (1, 2):
         history.add(_decision(number))
     assert history.shared() == {}, "those that are gone are not counted"
+
+
+def test_a_quote_stays_with_its_conversation() -> None:
+    """Two conversations under one request id: forgetting the quoted one leaves no quote."""
+    history = History()
+    mine = history.add(replace(_decision(1), conversation="mine"))
+    history.add(replace(_decision(1), conversation="other"))
+    history.explain(mine, {"cause": "system", "before": "canary"})
+    assert [one.cold is not None for one in history.recent(2)] == [False, True]
+    history.forget("mine")
+    assert "canary" not in repr(history.recent(2))
 
 
 def test_first_tokens_of_the_last_hour() -> None:
@@ -111,8 +122,8 @@ def test_listeners_hear_of_every_change() -> None:
     heard: list[tuple[str, bool]] = []
     history.listen(lambda decision, new: heard.append((decision.request_id, new)))
     history.add(replace(_decision(1), conversation="mine"))
-    history.explain("r1", {"cause": "template"})
-    history.explain("r9", {"cause": "template"})
+    history.explain(1, {"cause": "template"})
+    history.explain(9, {"cause": "template"})
     history.forget("mine")
     assert heard == [("r1", True), ("r1", False), ("r1", False)]
 

@@ -101,6 +101,29 @@ def test_on_a_terminal_a_line_is_that_of_the_command(
     assert "\x1b[33m" in stream.getvalue()
 
 
+@pytest.mark.parametrize("fmt", ["json", "console"])
+def test_no_value_costs_the_line(stream: io.StringIO, fmt: str) -> None:
+    """What JSON cannot hold is told as text, and the other fields as they are."""
+
+    class Unspeakable:
+        def __str__(self) -> str:
+            raise RuntimeError(CANARY)
+
+    setup("info", fmt, stream)
+    log = structlog.stdlib.get_logger("x")
+    log.info("odd", half="a\ud800", big=2**64, deep={"n": [2**70]}, none=Unspeakable(), n=7)
+    told = stream.getvalue()
+    assert CANARY not in told
+    assert "Traceback" not in told
+    if fmt == "console":
+        for part in ("half=a\\ud800", str(2**64), str(2**70), "<Unspeakable>", "n=7"):
+            assert part in told
+        return
+    (found,) = lines(stream)
+    assert (found["event"], found["half"], found["n"]) == ("odd", "a\\ud800", 7)
+    assert (found["big"], found["none"]) == (str(2**64), "<Unspeakable>")
+
+
 def test_level(stream: io.StringIO) -> None:
     """What is below the level is not written, neither by us nor by a library."""
     setup("warning", "json", stream)

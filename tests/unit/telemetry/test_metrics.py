@@ -39,6 +39,7 @@ def test_all_series_exist_from_the_start() -> None:
         "faults_total", "pings_total", "disconnects_total", "rules_total", "cold_total",
         "side_requests_total", "conversations", "saved_seconds_total", "queue_seconds_sum",
         "restore_bytes_total", "restores_retired", "store_limit_bytes", "disk_free_bytes",
+        "moved_total",
     }  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import orjson
 import pytest
 
@@ -456,3 +458,37 @@ def test_what_a_conversation_holds_is_counted_once() -> None:
     tools = len(row.tools[0]) + len("f")
     assert row.lines[-1].note
     assert row.size == lines + frozen + tools + len(row.settings) + len(row.title)
+
+
+def test_a_row_that_cannot_be_marked_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one it was to replace stays, and is found."""
+    desk = Desk()
+    made = desk.ask(S, Q)
+
+    def broken(*_: object) -> bytes:
+        raise RuntimeError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(books, "_clock_mark", broken)
+        with pytest.raises(RuntimeError):
+            desk.book.keep(replace(made.after, lines=made.after.lines[1:], head=0))
+    assert desk.book.get(made.after.id) == made.after
+    assert desk.ask(S, Q).after.id == made.after.id
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_marks_are_those_of_a_new_row(empty: bool) -> None:
+    """What its older self had is reused only where it is the same, also when nothing is said."""
+    desk = Desk()
+    made = desk.ask(S, Q)
+    desk.hear(made, A)
+    row = desk.book.get(made.after.id)
+    assert row is not None
+    old = replace(row, lines=row.lines[:1] if empty else row.lines)
+    desk.book.keep(old)
+    for new in (replace(old, namespace=b"another".ljust(16)), replace(old, head=0)):
+        desk.book.keep(new)
+        fresh = Book(64, 1 << 24)
+        fresh.keep(new)
+        assert desk.book._marks[new.id] == fresh._marks[new.id]
+        desk.book.keep(old)
