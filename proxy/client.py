@@ -155,7 +155,7 @@ class Client:
         hint = str(error.get("hint") or "")
         if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN} and error["source"] == OURS:
             hint = "Give the proxy's server.admin_key as SLOTKEEPER_ADMIN_KEY or --key."
-        raise ApiError(str(error.get("message")), hint, status)
+        raise ApiError(str(error.get("message")), hint[:1].upper() + hint[1:], status)
 
 
 _JSON = {"Content-Type": "application/json"}

@@ -95,7 +95,7 @@ def test_refusals() -> None:
     assert (errors["a"].message, errors["a"].hint) == ("No such thing.", "See b.")
     assert errors["a"].status == 404
     assert "SLOTKEEPER_ADMIN_KEY" in errors["b"].hint
-    assert (errors["f"].message, errors["f"].hint) == ("no connection", "h")
+    assert (errors["f"].message, errors["f"].hint) == ("no connection", "H")
     assert (errors["g"].message, errors["g"].hint) == ("key wrong", "")
     for page in "cde":
         assert "not as a slotkeeper" in errors[page].message
