@@ -25,6 +25,8 @@ from proxy.core.records import Mode
 from proxy.errors import BackendBrokenError, BackendRefusedError, SlotkeeperError
 
 N_TOKENS = 64  # of the two dissimilar prompts
+WINDOW = "sliding-window or hybrid"
+HOPELESS = "no launch line lifts that; prompts are kept still all the same"
 N_MORE = 8  # tokens that extend a restored one
 N_KV = 16  # of the prompt whose KV bytes identify weights and rope
 VOCABULARY_USED = 1000  # ids below this exist in every real vocabulary
@@ -175,7 +177,7 @@ class _Run:
             raise _UnprovenError("a saved state holds other tokens than were sent")
         if slotfile.leftover(state):
             raise _UnprovenError(
-                "sliding-window or hybrid model: what its saved states are good for is not proved"
+                f"{WINDOW} model: what its saved states are good for is not proved"
             )
         await self._backend.erase(self._main)
         try:
@@ -298,4 +300,6 @@ def _same_kv(one: bytes, two: bytes) -> bool:
 
 def _forward(facts: Facts, slot_dir: Path | None, why: str) -> Verdict:
     advice = f"restart llama-server with: {launch.line(facts, slot_dir)}"
+    if WINDOW in why:
+        advice = HOPELESS
     return Verdict(Mode.FORWARD, why, advice)

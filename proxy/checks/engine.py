@@ -15,7 +15,7 @@ import orjson
 
 from proxy import words
 from proxy.backends.base import Backend, Facts, SlotView, Verdict
-from proxy.backends.probe import VOCABULARY_USED
+from proxy.backends.probe import HOPELESS, VOCABULARY_USED, WINDOW
 from proxy.backends.probe import probe as prove
 from proxy.checks.finding import Finding, Level
 from proxy.core.records import Mode
@@ -29,7 +29,6 @@ SAVE_SECONDS = 30.0  # a save of an idle slot that takes longer met a request (l
 BATCH_SECONDS = 3.0  # other slots stand still for a batch (DESIGN.md, Placement)
 BATCHES = (256, 512, 1024, 2048)
 MEMORY = "memory"
-WINDOW = "sliding-window or hybrid"
 
 
 class Unkept:
@@ -105,6 +104,8 @@ def said(reached: str, why: str) -> Finding:
     good = reached == Mode.EXCLUSIVE
     level = Level.OK if good else Level.PROBLEM
     todo = "" if good else "Nothing is saved or restored: see the line below."
+    if WINDOW in why:
+        level, todo = Level.WARNING, f"{HOPELESS.capitalize()}."
     return Finding("mode", level, f"{reached}: {why}", todo)
 
 

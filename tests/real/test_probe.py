@@ -130,6 +130,7 @@ async def test_window_and_recurrence_mean_forward(
         verdict = await verdict_of(engine(model))
         assert verdict.mode is Mode.FORWARD
         assert "sliding-window or hybrid" in verdict.why
+        assert "llama-server" not in verdict.advice, "no launch line helps"
 
 
 async def test_fingerprint_survives_a_restart_and_other_flags(
