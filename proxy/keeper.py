@@ -40,7 +40,7 @@ TICK_SECONDS = 1.0
 KEY_DEMANDED = (401, 403)
 PATIENCE_SECONDS = 10.0  # how long new requests may be held up for a proof
 PROOF_SECONDS = 180.0  # the probe computes 360 tokens, on whatever machine
-REST_TICKS = 60  # looks until that is asked of a busy backend again
+RETRY_TICKS, REST_TICKS = 5, 60  # looks until that is asked of a busy backend again, at first
 RETRY_SECONDS = 60.0  # after a save that came to nothing
 DRAIN_TOKENS = 16  # at the end nobody waits for a save: all but the last few tokens are kept
 BUSY_SECONDS = 60.0  # unsaved work this old is saved even while other slots run
@@ -229,7 +229,7 @@ class Keeper:
         self._wake = asyncio.Event()
         self._judged = False  # the verdict belongs to the instance as it is now
         self._instance = ""
-        self._rest = 0
+        self._rest, self._next_rest = 0, RETRY_TICKS
         self._stopping = False
         self.up = False
         self.paused = False
@@ -257,7 +257,7 @@ class Keeper:
         """Prove the backend again, then go on."""
         if self.paused:
             self.paused = False
-            self._judged, self._rest = False, 0
+            self._judged, self._rest, self._next_rest = False, 0, RETRY_TICKS
             self._say(Verdict(Mode.FORWARD, "caching was resumed; the backend is looked at again"))
             self._wake.set()
 
@@ -304,7 +304,7 @@ class Keeper:
             self._metrics.backend_restarts.inc()
             log.warning("backend.restarted", why="its slots are empty; snapshots will be restored")
             self._scheduler.forward(self._scheduler.board.total_slots)
-            self._judged = False
+            self._judged, self._rest, self._next_rest = False, 0, RETRY_TICKS
         self._instance = instance
         self._rest = max(0, self._rest - 1)
         if self.paused:
@@ -325,9 +325,10 @@ class Keeper:
     async def _prove(self) -> None:
         """Judge with the backend to ourselves: new requests wait a moment, running ones end first.
 
-        Without that, clients that never pause would keep a restarted backend in ``forward``.
+        Without that, clients that never pause would keep a restarted backend in ``forward``; where
+        an answer takes longer than they may wait, it is tried again soon, then seldom.
         """
-        self._rest = REST_TICKS
+        self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, REST_TICKS)
         if not await self._scheduler.hold(PATIENCE_SECONDS):
             return
         try:
@@ -338,7 +339,7 @@ class Keeper:
         finally:
             self._scheduler.unhold()
         if self._saver is not None and self._scheduler.board.mode is Mode.EXCLUSIVE:
-            self._rest = 0
+            self._rest, self._next_rest = 0, RETRY_TICKS
             views = await self._backend.slots()  # what others hold is not overwritten
             await self._saver.warm(frozenset(v.index for v in views if not v.n_tokens))
 

@@ -105,7 +105,8 @@ def _start(model: Path, folder: Path, options: dict[str, Any]) -> EngineHandle:
         slots = folder / "slots"
         slots.mkdir()
         options = {**options, "slot_save_path": slots}
-    return EngineHandle(model, folder, EngineOptions(**options))
+    # An engine spins on its threads: two of them on two cores, each with two, crawl.
+    return EngineHandle(model, folder, EngineOptions(**{"threads": 1, **options}))
 
 
 @pytest.fixture(scope="session")

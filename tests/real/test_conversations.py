@@ -89,6 +89,14 @@ def settle(proxy: ProxyProcess) -> int:
     return unsaved(proxy)
 
 
+def noticed(proxy: ProxyProcess, restarts: float) -> None:
+    """Wait until the proxy saw the restart and proved the backend anew; before, it looks ready."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and proxy.metric("backend_restarts_total") == restarts:
+        time.sleep(0.05)
+    proxy.wait()
+
+
 def unsaved(proxy: ProxyProcess) -> int:
     """Tokens that would be lost with the backend, at worst in one slot."""
     rows = proxy.admin("api/slots")["slots"]
@@ -170,6 +178,7 @@ def test_three_conversations_share_two_slots_and_survive_every_restart(
     limit = allowed(keeper, talks)
     for turn, what in enumerate(("proxy", "backend", "both"), start=5):
         left = settle(keeper) if what == "backend" else 0
+        restarts = keeper.metric("backend_restarts_total")
         print(f"clean restart of {what} (unsaved before: {left} tokens)")
         if what != "backend":
             assert keeper.stop() == 0
@@ -178,7 +187,7 @@ def test_three_conversations_share_two_slots_and_survive_every_restart(
         if what != "backend":
             keeper.start()
         else:
-            keeper.wait()
+            noticed(keeper, restarts)
         over = rounds(keeper, talks, 1, turn)
         assert max(over) <= left + limit
     killed(server, keeper, talks, limit)
@@ -192,9 +201,10 @@ def killed(
     talks[0].turn(keeper, "One more.", max_tokens=24)
     left = unsaved(keeper)
     print(f"kill -9 of the backend (unsaved: {left} tokens)")
+    restarts = keeper.metric("backend_restarts_total")
     server.kill()
     server.restart()
-    keeper.wait()
+    noticed(keeper, restarts)
     over = rounds(keeper, talks, 1, 9)
     print(f"  recomputed beyond new: {over}")
     assert max(over) <= left + limit

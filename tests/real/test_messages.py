@@ -58,6 +58,7 @@ def calling(
     (folder / "slots").mkdir()
     options = EngineOptions(
         context=2048,
+        threads=1,
         slot_save_path=folder / "slots",
         chat_template_file=folder / "template.jinja",
     )
