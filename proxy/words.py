@@ -39,7 +39,7 @@ def percent(part: int, whole: int) -> str:
     share = 100 * part / whole
     if 0 < share < 1:
         return "< 1 %"
-    return "> 99 %" if 99 < share < 100 else f"{share:.0f} %"  # noqa: PLR2004 - as it says
+    return "> 99 %" if 99 < share < 100 else f"{int(share + 0.5)} %"  # noqa: PLR2004 - as it says
 
 
 def differing(before: str, after: str) -> tuple[str, str]:

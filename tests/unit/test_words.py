@@ -85,3 +85,12 @@ def test_what_is_not_known() -> None:
     assert words.since(9.0, 5.0) == "0 ms", "clocks differ"
     assert words.short("ab" * 16) == "abababababab"
     assert len(words.clock(0.0)) == len("00:00:00")
+
+
+@pytest.mark.parametrize(
+    ("part", "shown"),
+    [(0, "0 %"), (1, "< 1 %"), (125, "13 %"), (999, "> 99 %"), (1000, "100 %")],
+)
+def test_percent(part: int, shown: str) -> None:
+    """As the dashboard rounds it: half a percent up."""
+    assert words.percent(part, 1000) == shown
