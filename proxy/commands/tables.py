@@ -115,10 +115,8 @@ def _store(store: Row | None) -> str:
 
 
 def _moved(totals: Row, restores: str) -> str:
-    return (
-        f"{totals['saves']} saved, {totals['restores']} restored, {totals['evictions']} evicted;"
-        f" restores are {restores}"
-    )
+    told = f"{totals['saves']} saved, {totals['restores']} restored, {totals['evictions']} evicted"
+    return told if restores == "in use" else f"{told}; restores are {restores}"
 
 
 def _first_token(first: Row) -> str:

@@ -40,7 +40,7 @@ def test_status(run: Run, api: FakeApi) -> None:
         "queue": "2 running, 1 waiting",
         "prompts": "12 requests; 80 % of 1,000 tokens reused (600 from slots, 200 from snapshots)",
         "prefill": "4 min 10 s saved since the start",
-        "snapshots": "4 saved, 5 restored, 6 evicted; restores are in use",
+        "snapshots": "4 saved, 5 restored, 6 evicted",
         "first token": "half within 200 ms, 95 % within 3.0 s; 12 requests in the last hour",
     }
 
@@ -52,6 +52,7 @@ def test_status(run: Run, api: FakeApi) -> None:
         ({"ready": False, "draining": True}, 1, "shutting down"),
         ({"paused": True}, 0, "caching is paused"),
         ({"store": None}, 0, "none: nothing is saved"),
+        ({"restores": "retired"}, 0, "6 evicted; restores are retired"),
         ({"advice": "llama-server -m x"}, 0, "llama-server -m x"),
         ({"backend": STATUS["backend"] | {"up": False, "restarts": 2}}, 0, "2 restarts"),
         (
