@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import errno
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -429,19 +430,24 @@ async def test_a_snapshot_that_is_being_read_can_be_forgotten(
     assert len(place.transfer.index) == 0
 
 
-async def test_a_disk_that_forgets_nothing_says_so(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its owner must know; a second try can succeed. Meanwhile the snapshot is not used."""
-    await place.save(range(300), talk="a")
+@contextmanager
+def undeletable(place: Place) -> Iterator[None]:
+    """Meanwhile the disk deletes nothing."""
 
     def broken(_: object) -> None:
         raise StoreError(errno.EIO, "input/output error")
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(place.store._shelf, "delete", broken)
-        with pytest.raises(StoreError):
-            await place.transfer.forget("a")
+        yield
+
+
+async def test_a_disk_that_forgets_nothing_says_so(place: Place) -> None:
+    """Its owner must know; a second try can succeed. Meanwhile the snapshot is not used."""
+    await place.save(range(300), talk="a")
+
+    with undeletable(place), pytest.raises(StoreError):
+        await place.transfer.forget("a")
     assert place.transfer.matches(request(range(310))) == ()
     assert await place.transfer.forget("a") == 1
 
@@ -613,17 +619,11 @@ async def test_what_the_disk_does_not_let_go_counts_and_goes_later(
     assert place.store.usage()[1] == 1
 
 
-async def test_what_was_forgotten_while_the_disk_refused_goes_later(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_was_forgotten_while_the_disk_refused_goes_later(place: Place) -> None:
     """With the next save, whatever the room; it is never used again."""
     await place.save(range(300), talk="a")
 
-    def broken(_: object) -> None:
-        raise StoreError(errno.EIO, "input/output error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(place.store._shelf, "delete", broken)
+    with undeletable(place):
         with pytest.raises(StoreError):
             await place.transfer.forget("a")
         assert (await place.save(range(5000, 5300))).n_saved == 300, "there is room"
