@@ -130,6 +130,10 @@ class BackendUnreachableError(SlotkeeperError):
     source = "backend"
 
 
+class BackendAbsentError(BackendUnreachableError):
+    """Nobody took the connection, so nothing was done."""
+
+
 class BackendTimeoutError(SlotkeeperError):
     """The backend accepted the request and stayed silent too long."""
 

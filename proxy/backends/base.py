@@ -7,7 +7,7 @@ Errors every method may raise: ``BackendUnreachableError`` (no connection, or it
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -125,7 +125,7 @@ class Backend(Protocol):
         method: str,
         target: str,
         headers: list[tuple[str, str]],
-        body: bytes | AsyncIterator[bytes] | None,
+        body: bytes | None,
         *,
         slot: int | None = None,
     ) -> AbstractAsyncContextManager[Upstream]:

@@ -170,7 +170,7 @@ class Chosen:
         method: str,
         target: str,
         headers: Headers,
-        body: bytes | AsyncIterator[bytes] | None,
+        body: bytes | None,
         *,
         slot: int | None = None,
     ) -> AbstractAsyncContextManager[Upstream]:
@@ -185,7 +185,7 @@ class Chosen:
         method: str,
         target: str,
         headers: Headers,
-        body: bytes | AsyncIterator[bytes] | None,
+        body: bytes | None,
         slot: int | None,
     ) -> AsyncIterator[Upstream]:
         driver = await self.driver()

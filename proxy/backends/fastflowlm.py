@@ -98,7 +98,7 @@ class FastFlowLM(Undriven):
         method: str,
         target: str,
         headers: Headers,
-        body: bytes | AsyncIterator[bytes] | None,
+        body: bytes | None,
         *,
         slot: int | None = None,  # noqa: ARG002 - it has one
     ) -> AbstractAsyncContextManager[Upstream]:
@@ -179,9 +179,9 @@ class FastFlowLM(Undriven):
 
     @asynccontextmanager
     async def _computing(
-        self, path: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None
+        self, path: str, headers: Headers, body: bytes | None
     ) -> AsyncIterator[Upstream]:
-        raw = await flm_wire.whole_of(body)
+        raw = body or b""
         if not self._version:
             await self.facts()
         work = self._work(path, headers, raw)

@@ -62,7 +62,7 @@ async def asking(
     transport: Transport,
     method: str,
     path: str,
-    body: bytes | AsyncIterator[bytes] | None,
+    body: bytes | None,
     catalogue: frozenset[str],
     *,
     loaded: str,
@@ -73,12 +73,11 @@ async def asking(
     ``loaded``: the model, "" if none is known to be. ``helpers``: so many are asked at a time, for
     it refuses its eleventh connection, whatever that is for (5.2). Raises ``BadRequestError``.
     """
-    raw = await whole_of(body)
     job = Job()
     if path == RUNNING and not loaded:
         job.whole(OK, JSON, NOTHING)
     else:
-        data = None if method in READING else question(path, raw, catalogue)
+        data = None if method in READING else question(path, body or b"", catalogue)
         sending = transport.send(method, path, JSON if data else [], data)
         async with helpers, sending as upstream:
             job.whole(upstream.status, upstream.headers, await upstream.read())
@@ -95,13 +94,6 @@ async def cancel(transport: Transport, name: str, job: Job, *, every: float) -> 
         with suppress(TimeoutError):
             async with asyncio.timeout(every):
                 await job.ended.wait()
-
-
-async def whole_of(body: bytes | AsyncIterator[bytes] | None) -> bytes:
-    """All of a request's body."""
-    if body is None or isinstance(body, bytes):
-        return body or b""
-    return b"".join([piece async for piece in body])
 
 
 async def next_of(upstream: Answer, seconds: float) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -42,7 +42,7 @@ class LlamaServer(Single):
     ) -> None:
         """``key`` replaces the client's own on every request; None lets the client's through."""
         self._transport = Transport(
-            url, connect_timeout=connect_timeout, silence_timeout=silence_timeout
+            url, connect_timeout=connect_timeout, silence_timeout=silence_timeout, ahead=True
         )
         self._key = key
         self._port = urlsplit(url).port or 0
@@ -53,7 +53,7 @@ class LlamaServer(Single):
         method: str,
         target: str,
         headers: Headers,
-        body: bytes | AsyncIterator[bytes] | None,
+        body: bytes | None,
         *,
         slot: int | None = None,  # noqa: ARG002 - the body names it
     ) -> AbstractAsyncContextManager[Upstream]:

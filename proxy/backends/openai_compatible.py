@@ -53,13 +53,13 @@ class OpenAICompatible(Undriven):
         method: str,
         target: str,
         headers: Headers,
-        body: bytes | AsyncIterator[bytes] | None,
+        body: bytes | None,
         *,
         slot: int | None = None,  # noqa: ARG002 - it has none
     ) -> AbstractAsyncContextManager[Upstream]:
         """Forward a request; see ``Transport.send``."""
-        sent = stripped(body) if isinstance(body, bytes) else body
-        if isinstance(body, bytes) and target.partition("?")[0].endswith("/chat/completions"):
+        sent = body and stripped(body)
+        if body is not None and target.partition("?")[0].endswith("/chat/completions"):
             return self._telling(method, target, headers, sent)
         return self._transport.send(method, target, self._with_key(headers), sent)
 
@@ -69,7 +69,7 @@ class OpenAICompatible(Undriven):
         method: str,
         target: str,
         headers: Headers,
-        body: bytes | AsyncIterator[bytes] | None,
+        body: bytes | None,
     ) -> AsyncIterator[Upstream]:
         sending = self._transport.send(method, target, self._with_key(headers), body)
         async with sending as upstream:

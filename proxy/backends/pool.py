@@ -27,7 +27,6 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import TypeVar
 
-import aiohttp
 import orjson
 import structlog
 
@@ -35,7 +34,7 @@ from proxy.backends.base import Backend, Facts, Moved, Upstream
 from proxy.backends.transport import OWNER, Headers
 from proxy.backends.undriven import Undriven
 from proxy.core.sticky import Sticky, landmarks
-from proxy.errors import BackendUnreachableError, SlotkeeperError
+from proxy.errors import BackendAbsentError, BackendUnreachableError, SlotkeeperError
 
 log = structlog.get_logger("slotkeeper.pool")
 
@@ -82,7 +81,7 @@ class Pool(Undriven):
         method: str,
         target: str,
         headers: Headers,
-        body: bytes | AsyncIterator[bytes] | None,
+        body: bytes | None,
         *,
         slot: int | None = None,
     ) -> AbstractAsyncContextManager[Upstream]:
@@ -95,7 +94,7 @@ class Pool(Undriven):
         method: str,
         target: str,
         headers: Headers,
-        body: bytes | AsyncIterator[bytes] | None,
+        body: bytes | None,
         slot: int | None,
     ) -> AsyncIterator[Upstream]:
         """Once more with another server if this one turns out to be gone before it answered."""
@@ -106,14 +105,11 @@ class Pool(Undriven):
                 upstream = await stack.enter_async_context(at)
             except BackendUnreachableError as error:
                 owned = any(name == OWNER for name, _ in headers)
-                again = method == "GET" or (owned if slot is not None else _refused(error))
-                if not again or isinstance(body, AsyncIterator):
+                absent = isinstance(error, BackendAbsentError)
+                again = method == "GET" or (owned if slot is not None else absent)
+                if not again:
                     raise
-                if (
-                    method != "GET"
-                    and not _refused(error)
-                    and not await self._harmless(index, body)
-                ):
+                if not (absent or method == "GET" or await self._harmless(index, body)):
                     raise
                 if (other := self._other(index)) is None:
                     raise
@@ -129,7 +125,7 @@ class Pool(Undriven):
         method: str,
         target: str,
         headers: Headers,
-        body: bytes | AsyncIterator[bytes] | None,
+        body: bytes | None,
     ) -> AsyncIterator[Upstream]:
         self._busy[index] += 1
         self._used[index] = max(self._used.values(), default=0) + 1
@@ -138,7 +134,7 @@ class Pool(Undriven):
                 yield upstream
         except BackendUnreachableError as error:
             self._absent |= {index}  # until it is looked at again
-            if body and not isinstance(body, AsyncIterator) and not _refused(error):
+            if body and not isinstance(error, BackendAbsentError):
                 self._lost_to(body)
             raise
         finally:
@@ -151,9 +147,7 @@ class Pool(Undriven):
             return None
         return min(others, key=lambda one: (self._busy[one], self._used[one]))
 
-    def _takes_over(
-        self, index: int, other: int, slot: int | None, body: bytes | AsyncIterator[bytes] | None
-    ) -> None:
+    def _takes_over(self, index: int, other: int, slot: int | None, body: bytes | None) -> None:
         """Whoever goes by where a request is hears that it is there now."""
         self.moved += 1
         log.warning("pool.moved", process=index, to=other, times=self.moved)
@@ -242,20 +236,13 @@ class Pool(Undriven):
         everyone = range(len(self._drivers))
         return [index for index in everyone if index not in self._absent] or everyone
 
-    def _choose(self, body: bytes | AsyncIterator[bytes] | None) -> int:
+    def _choose(self, body: bytes | None) -> int:
         here, marks = self._here(), _marks(body)
         known = self._sticky.find(marks)
         least = min(here, key=lambda index: (self._busy[index], index))
         index = known if known is not None and known in here else least
         self._sticky.put(marks, index)
         return index
-
-
-def _refused(error: BackendUnreachableError) -> bool:
-    """Nobody took the connection, so nothing was done."""
-    return isinstance(
-        error.__cause__, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
-    )
 
 
 def _mark(body: bytes) -> bytes:
@@ -269,9 +256,9 @@ def _mark(body: bytes) -> bytes:
     return blake2b(body, digest_size=_DIGEST).digest()
 
 
-def _marks(body: bytes | AsyncIterator[bytes] | None) -> Sequence[bytes]:
+def _marks(body: bytes | None) -> Sequence[bytes]:
     """What a chat's next turn will be known by; nothing for any other body."""
-    if not isinstance(body, bytes) or b'"messages"' not in body:
+    if body is None or b'"messages"' not in body:
         return ()
     try:
         value = orjson.loads(body)

@@ -1,19 +1,33 @@
 """One HTTP client for one backend: bytes in, bytes out, every failure named once.
 
-Settings follow style-and-reliability.md 2.5: nothing is decompressed, redirected, remembered in a
-cookie jar or taken from the environment.
+As style-and-reliability.md 2.5 wants it: nothing is decompressed, redirected, remembered in a
+cookie jar, invented, sent twice or taken from the environment.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING
 
-import aiohttp
-from multidict import CIMultiDict
+from aiohttp import ClientError, ClientPayloadError
+from aiohttp.http import HttpProcessingError, StreamWriter
 from yarl import URL
 
-from proxy.errors import BackendBrokenError, BackendTimeoutError, BackendUnreachableError
+from proxy.backends.connections import Connections
+from proxy.errors import (
+    BackendBrokenError,
+    BackendTimeoutError,
+    BackendUnreachableError,
+    SlotkeeperError,
+)
+
+if TYPE_CHECKING:
+    from aiohttp import StreamReader
+    from aiohttp.http import RawResponseMessage
+
+    from proxy.backends.connections import Connection
 
 Headers = list[tuple[str, str]]
 
@@ -35,13 +49,10 @@ WHOLE = "x-slotkeeper-whole"  # likewise: its client gets nothing before the ans
 # Expect: answered where it arrives. X-Conversation-Id: makes llama-server go on generating after
 # the connection is closed, so nothing could be cancelled (llama-server.md 1.13).
 NOT_FORWARDED = frozenset({"host", "content-length", "expect", "x-conversation-id", OWNER, WHOLE})
-# aiohttp adds these when the client sent none; a proxy must not invent them.
-NOT_INVENTED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-# llama-server closes an idle connection after 5 s. Dropping ours well before leaves no moment in
-# which a POST meets a dying connection and nobody knows whether it was processed, so a POST is
-# never sent twice (aiohttp repeats idempotent methods itself, once). A fresh connection for each
-# request would be as safe, but measured 0.6 ms more on loopback (0.5 against 1.1 ms, /tokenize).
-KEEPALIVE_SECONDS = 3.0
+WITH_BODY = frozenset({"PATCH", "POST", "PUT"})  # a length is said even if there is none
+INFORMATIONAL = range(100, 200)
+READ_AHEAD = 2**16  # bytes of an answer before the backend has to wait for a slow client
+COPIED = 2**18  # bytes of a body that go out with the head in one piece
 
 
 def forward_headers(headers: Iterable[tuple[str, str]], drop: Collection[str] = ()) -> Headers:
@@ -74,47 +85,50 @@ def _without(headers: Iterable[tuple[str, str]], drop: frozenset[str]) -> Header
 
 
 class Answer:
-    """An ``Upstream`` (see base.py) over an aiohttp response."""
+    """An ``Upstream`` (see base.py): its headers have arrived."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        """``response``: its headers have arrived."""
-        self._response = response
-        self.status: int = response.status
-        self.headers: Headers = answer_headers(response.headers.items())
+    def __init__(self, message: RawResponseMessage, content: StreamReader) -> None:
+        """Both as aiohttp's parser gives them."""
+        self._content = content
+        self.status: int = message.code
+        self.headers: Headers = answer_headers(message.headers.items())
 
     async def read_some(self) -> bytes:
         """The next bytes of the body, ``b""`` at its end; cancelling loses none.
 
         Raises: ``BackendUnreachableError`` when the body breaks off, ``BackendTimeoutError``.
         """
-        with _named_failures():
-            return await self._response.content.readany()
+        try:
+            return await self._content.readany()
+        except FAILURES as error:
+            raise _named(error) from error
 
     async def read(self) -> bytes:
         """The whole body. Raises what ``read_some`` raises."""
-        with _named_failures():
-            return await self._response.content.read()
+        try:
+            return await self._content.read()
+        except FAILURES as error:
+            raise _named(error) from error
 
 
 class Transport:
-    """Connections to one base URL."""
+    """Requests to one base URL."""
 
-    def __init__(self, url: str, *, connect_timeout: float, silence_timeout: float) -> None:
-        """Timeouts in seconds; ``silence_timeout`` counts between two bytes of the backend."""
-        self._base = url.rstrip("/")
-        self._timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=connect_timeout, sock_read=silence_timeout
-        )
-        self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by: may connections serve again
+    def __init__(
+        self, url: str, *, connect_timeout: float, silence_timeout: float, ahead: bool = False
+    ) -> None:
+        """Timeouts in seconds; ``silence_timeout`` counts between two bytes of the backend.
+
+        ``ahead``: after a request that is not kept, a connection is opened for the next one.
+        """
+        base = URL(url.rstrip("/"))
+        self._prefix = base.raw_path.rstrip("/")
+        self._host = base.host_port_subcomponent
+        self._silence = silence_timeout
+        self._connections = Connections(base, connect_timeout=connect_timeout, ahead=ahead)
 
     def send(
-        self,
-        method: str,
-        target: str,
-        headers: Headers,
-        body: bytes | AsyncIterator[bytes] | None,
-        *,
-        keep: bool = False,
+        self, method: str, target: str, headers: Headers, body: bytes | None, *, keep: bool = False
     ) -> AbstractAsyncContextManager[Answer]:
         """Send one request; the context begins when the answer's headers are there.
 
@@ -125,81 +139,86 @@ class Transport:
         closes the connection, which is how llama-server learns that nobody waits any more.
 
         Raises: ``BackendUnreachableError``, ``BackendTimeoutError``, ``BackendBrokenError``;
-            ``ValueError`` for a target that is no path.
+            ``ValueError`` for a target that is no path, or a header that is two.
         """
         if not target.startswith("/") or not target.isprintable() or " " in target:
             raise ValueError("a request target starts with / and holds no blanks")
-        url = URL(self._base + target, encoded=True)
-        return self._send(method, url, headers, body, keep=keep)
+        head = self._head(method, target, headers, body, keep=keep)
+        return self._send(method, head, body, keep=keep)
 
     @asynccontextmanager
     async def _send(
-        self,
-        method: str,
-        url: URL,
-        headers: Headers,
-        body: bytes | AsyncIterator[bytes] | None,
-        *,
-        keep: bool,
+        self, method: str, head: bytes, body: bytes | None, *, keep: bool
     ) -> AsyncIterator[Answer]:
-        with _named_failures():
-            response = await self._open(keep=keep).request(
-                method,
-                url,
-                headers=CIMultiDict(forward_headers(headers)),
-                data=body,
-                allow_redirects=False,
-                skip_auto_headers=NOT_INVENTED,
-            )
+        connection = await self._connections.take()
         try:
-            yield Answer(response)
+            try:
+                await self._write(connection, method, head, body or b"")
+                answer = await _answer(connection)
+            except FAILURES as error:
+                raise _named(error) from error
+            yield answer
         finally:
-            # at the body's end the connection is back in the pool already and this does nothing
-            response.close()
+            self._connections.give(connection, keep=keep)
 
-    def _open(self, *, keep: bool) -> aiohttp.ClientSession:
-        # not in __init__: a session belongs to the running loop
-        if keep not in self._sessions:
-            connector = (
-                aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
-                if keep
-                else aiohttp.TCPConnector(limit=0, force_close=True)
-            )
-            self._sessions[keep] = aiohttp.ClientSession(
-                auto_decompress=False,
-                trust_env=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=self._timeout,
-                connector=connector,
-            )
-        return self._sessions[keep]
+    async def _write(self, connection: Connection, method: str, head: bytes, body: bytes) -> None:
+        connection.set_response_params(
+            skip_payload=method == "HEAD",
+            read_until_eof=True,
+            auto_decompress=False,
+            read_timeout=self._silence,
+            read_bufsize=READ_AHEAD,
+        )
+        writer = connection.transport
+        if writer is None:
+            raise ConnectionResetError
+        if len(body) <= COPIED:
+            writer.write(head + body)
+        else:
+            writer.write(head)
+            writer.write(body)
+        if connection.writing_paused:
+            await StreamWriter(connection, asyncio.get_running_loop()).drain()
+        connection.start_timeout()
+
+    def _head(
+        self, method: str, target: str, headers: Headers, body: bytes | None, *, keep: bool
+    ) -> bytes:
+        lines = [f"{method} {self._prefix}{target} HTTP/1.1", f"Host: {self._host}"]
+        lines += [f"{name}: {value}" for name, value in forward_headers(headers)]
+        if body is not None or method in WITH_BODY:
+            lines.append(f"Content-Length: {len(body or b'')}")
+        if not keep:
+            lines.append("Connection: close")
+        head = "\r\n".join(lines)
+        if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1:
+            raise ValueError("a header holds a line break")
+        return f"{head}\r\n\r\n".encode("utf-8", "surrogateescape")
 
     async def close(self) -> None:
-        """Close all connections; what still runs over them fails."""
-        while self._sessions:
-            _, session = self._sessions.popitem()
-            await session.close()
+        """Close the connections that no request uses."""
+        await self._connections.close()
 
 
-@contextmanager
-def _named_failures() -> Iterator[None]:
-    """Every way a connection can fail, in the words of ``errors.py``."""
-    try:
-        yield
-    except aiohttp.ConnectionTimeoutError as error:
-        raise BackendUnreachableError(
-            "the backend did not accept the connection in time", hint="is its address right?"
-        ) from error
-    except TimeoutError as error:
-        raise BackendTimeoutError("the backend stayed silent for too long") from error
-    except aiohttp.ClientConnectorError as error:
-        raise BackendUnreachableError(
-            f"no connection to the backend: {error.os_error.strerror or 'refused'}",
-            hint="is it running, and is its address right?",
-        ) from error
-    except aiohttp.ClientPayloadError as error:
-        raise BackendUnreachableError("the backend's answer broke off") from error
-    except aiohttp.ClientResponseError as error:
-        raise BackendBrokenError("the backend's answer is not HTTP") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise BackendUnreachableError("the connection to the backend broke") from error
+async def _answer(connection: Connection) -> Answer:
+    while True:
+        message, content = await connection.read()
+        if message.code not in INFORMATIONAL:
+            return Answer(message, content)
+
+
+FAILURES = (ClientError, HttpProcessingError, OSError)
+
+
+def _named(error: Exception) -> SlotkeeperError:
+    """Every way an open connection can fail, in the words of ``errors.py``."""
+    if isinstance(error, TimeoutError):
+        return BackendTimeoutError("the backend stayed silent for too long")
+    if isinstance(error, HttpProcessingError):
+        return BackendBrokenError("the backend's answer is not HTTP")
+    if isinstance(error, ClientPayloadError):
+        return BackendUnreachableError(
+            "the backend's answer broke off",
+            hint="see its log: did it run out of memory?",
+        )
+    return BackendUnreachableError("the connection to the backend broke", hint="see its log")

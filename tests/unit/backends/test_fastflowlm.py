@@ -90,15 +90,12 @@ async def test_what_only_reads() -> None:
 
 async def test_what_is_no_json() -> None:
     """A form goes out as it came, its type with it; a refusal keeps its status."""
-
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nw\r\n'
-        yield b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\nRIFF\r\n--b--'
-
+    form = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nw\r\n'
+    form += b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\nRIFF\r\n--b--'
     seen: list[bytes] = []
     async with driver({"/v1/audio/transcriptions": {"text": "t"}}, seen) as backend:
         kind = [("Content-Type", "multipart/form-data; boundary=b"), ("X", "y")]
-        async with backend.send("POST", "/v1/audio/transcriptions", kind, pieces()) as upstream:
+        async with backend.send("POST", "/v1/audio/transcriptions", kind, form) as upstream:
             assert (upstream.status, await upstream.read()) == (200, b'{"text":"t"}')
         assert seen[-1].endswith(b"RIFF\r\n--b--")
         assert b"boundary=b" in seen[-1]

@@ -78,7 +78,7 @@ class FakeBackend(Single):
         method: str,
         target: str,
         headers: list[tuple[str, str]],
-        body: bytes | AsyncIterator[bytes] | None,
+        body: bytes | None,
         *,
         slot: int | None = None,
     ) -> AsyncIterator[Answer]:

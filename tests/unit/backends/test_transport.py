@@ -103,24 +103,6 @@ async def test_base_url_with_a_prefix() -> None:
     assert seen[0].startswith(b"GET /api/health HTTP/1.1")
 
 
-async def test_streamed_body_is_chunked() -> None:
-    """A body that comes piece by piece is sent on that way."""
-    seen: list[bytes] = []
-
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b"one"
-        yield b"two"
-
-    async with (
-        raw_server(saying(http(b""), seen)) as server,
-        transport(server.url) as client,
-        client.send("POST", "/", [("Content-Length", "6")], pieces()) as got,
-    ):
-        await got.read()
-    assert seen[0].endswith(b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")
-    assert b"Content-Length" not in seen[0]
-
-
 async def test_encoded_body_and_redirect_pass_untouched() -> None:
     """Compressed bodies stay compressed, redirects are the client's business."""
     packed = gzip.compress(b"hello")

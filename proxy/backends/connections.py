@@ -1,0 +1,112 @@
+"""Connections to one backend: opened, kept for a while, and one opened ahead of its request.
+
+HTTP is aiohttp's own, its protocol and its parser, without the session above them: a session and a
+connection made on the way cost 1 ms of each first token (issue 2; ``tests.bench overhead``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from aiohttp.client_proto import ResponseHandler
+
+from proxy.errors import BackendAbsentError, SlotkeeperError
+
+if TYPE_CHECKING:
+    from yarl import URL
+
+# llama-server closes an idle connection after 5 s. Dropping ours well before leaves no moment in
+# which a POST meets a dying connection and nobody knows whether it was processed, so a POST is
+# never sent twice.
+KEEPALIVE_SECONDS = 3.0
+STAGGER_SECONDS = 0.25  # a name's next address is tried beside one that stays silent (RFC 8305)
+
+Connection = ResponseHandler
+
+
+class Connections:
+    """To one address; all of them belong to one event loop."""
+
+    def __init__(self, url: URL, *, connect_timeout: float, ahead: bool) -> None:
+        """``connect_timeout`` in seconds; ``ahead``: have one ready for who comes next."""
+        self._url = url
+        self._timeout = connect_timeout
+        self._ahead = ahead
+        self._idle: dict[Connection, asyncio.TimerHandle] = {}  # the newest last
+        self._opening: asyncio.Task[None] | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._closed = False
+
+    async def take(self) -> Connection:
+        """One that nobody else uses. Raises ``BackendAbsentError``."""
+        while self._idle:
+            connection, expiry = self._idle.popitem()
+            expiry.cancel()
+            if connection.is_connected() and not connection.should_close:
+                return connection
+            connection.close()
+        return await self._open()
+
+    def give(self, connection: Connection, *, keep: bool) -> None:
+        """Its request is over. ``keep``: it may serve again, if the answer was read to its end."""
+        if keep and connection.is_connected() and not connection.should_close:
+            self._rest(connection)
+            return
+        if connection.writing_paused:  # the rest of a large body: nobody would wait for it
+            connection.abort()
+        connection.close()
+        if self._ahead and not (self._idle or self._opening or self._closed):
+            self._opening = asyncio.get_running_loop().create_task(self._open_ahead())
+
+    async def close(self) -> None:
+        """Close those that rest; one that is in use is its user's to end."""
+        self._closed = True
+        if self._opening is not None:
+            self._opening.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._opening
+        for connection in list(self._idle):
+            self._expire(connection)
+
+    def _rest(self, connection: Connection) -> None:
+        later = asyncio.get_running_loop().call_later
+        self._idle[connection] = later(KEEPALIVE_SECONDS, self._expire, connection)
+
+    def _expire(self, connection: Connection) -> None:
+        self._idle.pop(connection).cancel()
+        connection.close()
+
+    async def _open_ahead(self) -> None:
+        try:
+            with suppress(SlotkeeperError):  # whoever needs one will be told
+                self._rest(await self._open())
+        finally:
+            self._opening = None
+
+    async def _open(self) -> Connection:
+        url, loop = self._url, asyncio.get_running_loop()
+        if url.scheme == "https" and self._tls is None:
+            self._tls = ssl.create_default_context()
+        try:
+            async with asyncio.timeout(self._timeout):
+                _, connection = await loop.create_connection(
+                    partial(ResponseHandler, loop),
+                    url.host or "",
+                    url.port or 0,
+                    ssl=self._tls,
+                    happy_eyeballs_delay=STAGGER_SECONDS,
+                )
+        except TimeoutError as error:
+            raise BackendAbsentError(
+                "the backend did not accept the connection in time", hint="is its address right?"
+            ) from error
+        except OSError as error:
+            raise BackendAbsentError(
+                f"no connection to the backend: {error.strerror or 'refused'}",
+                hint="is it running, and is its address right?",
+            ) from error
+        return connection
