@@ -125,6 +125,7 @@ class Board:
             typical=typical,
             reuse=self._routing.reuse if routed else Reuse.PREFIX,
             serial=routed and self._routing.serial,
+            refused_from=self._effects.refused_from,
         )
 
     def _here(self) -> list[Slot]:

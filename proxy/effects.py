@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Protocol
 
 from proxy.core.costs import Costs
@@ -26,6 +27,10 @@ class Effects(Protocol):
     """What the scheduler can have done to slots (`transfer.Transfer`)."""
 
     costs: Costs
+
+    @property
+    def refused_from(self) -> float:
+        """Bytes from which on a save would be refused, as far as is known; inf: none."""
 
     def matches(self, prompt: Prompt) -> tuple[tuple[Snapshot, int], ...]:
         """Snapshots that cover the beginning of a tokenised prompt."""
@@ -121,6 +126,8 @@ async def settle_wide(backend: Backend, table: SlotTable, lease: Lease) -> None:
 
 class Nothing:
     """Effects where there is no slot directory: the mode is ``forward``, none is asked for."""
+
+    refused_from = math.inf  # nothing is refused where nobody asks
 
     def __init__(self) -> None:
         """Costs are still learned, for the decision log."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import deque
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import structlog
 
 from proxy.core.costs import Costs
 from proxy.core.prefix import PrefixIndex
-from proxy.core.retention import Refusal, overflow, superseded, unroomy
+from proxy.core.retention import Refusal, overflow, refused_from, superseded, unroomy
 from proxy.store.snapshots import StoreError
 from proxy.telemetry.metrics import Cause
 
@@ -76,14 +77,30 @@ class Holdings:
 
     @property
     def refused(self) -> Refusal | None:
-        """Why the last save was not made, as long as that may still be so."""
-        why, *terms = self._refused
-        new_day = why is Refusal.WRITE_BUDGET and self._clock() - self._written_day >= DAY
-        return None if new_day or terms != [self.limits, self.budget] else why
+        """Why the last save was not made, as long as that may still be so.
+
+        Set it to None when that may not be so any more: the next save will tell.
+        """
+        return self._believed()[0]
 
     @refused.setter
     def refused(self, why: Refusal | None) -> None:
-        self._refused = why, self.limits, self.budget
+        self._tries = why, math.inf, self.limits, self.budget
+
+    @property
+    def refused_from(self) -> float:
+        """Bytes from which on a save would be refused, as the last ones were; inf: none was."""
+        return self._believed()[1]
+
+    def _believed(self) -> tuple[Refusal | None, float]:
+        why, least, *terms = self._tries
+        new_day = why is Refusal.WRITE_BUDGET and self._clock() - self._written_day >= DAY
+        return (None, math.inf) if new_day or terms != [self.limits, self.budget] else (why, least)
+
+    def _tried(self, content: Content, why: Refusal | None) -> None:
+        """A save was, or was not, let through."""
+        least = refused_from(self.refused_from, self.costs.size(content.n_tokens), why)
+        self._tries = why, least, self.limits, self.budget
 
     @property
     def retired(self) -> bool:

@@ -112,7 +112,7 @@ class Transfer(Holdings):
             return content
 
     async def _save(self, slot: int, content: Content, keep: frozenset[str]) -> Content:
-        self.refused = await self._room(content, keep)
+        self._tried(content, await self._room(content, keep))
         if self.refused:
             self._metrics.saved(Outcome.REFUSED)
             log.info("save.refused", slot=slot, why=str(self.refused))
@@ -131,7 +131,7 @@ class Transfer(Holdings):
         if content.prompt.conversation in self._forgotten:  # while it was saved
             await self._delete([snapshot.id], Cause.FORGOTTEN)
             return content
-        self.refused = await self._take_in(snapshot, keep)
+        self._tried(content, await self._take_in(snapshot, keep))
         self.gauge()
         if self.refused:
             log.info("save.refused", slot=slot, why=str(self.refused))

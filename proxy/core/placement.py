@@ -149,9 +149,13 @@ def remaining(slot: Slot, costs: Costs, typical: float, now: float) -> float:
 
 
 def displaced(
-    content: Content | None, kept: int, costs: Costs, now: float
+    content: Content | None, kept: int, costs: Costs, now: float, refused_from: float = math.inf
 ) -> tuple[bool, float, float]:
-    """What overwriting beyond ``kept`` tokens costs: (save first?, its seconds, loss)."""
+    """What overwriting beyond ``kept`` tokens costs: (save first?, its seconds, loss).
+
+    From ``refused_from`` bytes on a save would be refused, which takes no time. It is tried all the
+    same, or nobody would know when that is over; but nobody counts on it.
+    """
     if content is None or content.n_tokens <= kept:
         return False, 0.0, 0.0
     recompute = costs.prefill(kept, content.n_tokens)
@@ -160,15 +164,17 @@ def displaced(
     save_first = content.storable and worth_saving(
         content.n_tokens, max(content.n_saved, kept), costs
     )
-    if save_first:
+    if save_first and size < refused_from:
         return True, costs.save(size), chance * min(recompute, costs.restore(size))
     if content.n_saved > kept:
         saved = costs.restore(size) + costs.prefill(content.n_saved, content.n_tokens)
-        return False, 0.0, chance * min(recompute, saved)
-    return False, 0.0, chance * recompute
+        recompute = min(recompute, saved)
+    return save_first, 0.0, chance * recompute
 
 
-def as_it_is(slot: Slot, need: Need, n_tokens: int, costs: Costs, now: float) -> Option:
+def as_it_is(
+    slot: Slot, need: Need, n_tokens: int, costs: Costs, now: float, refused_from: float
+) -> Option:
     """Use the slot's own content, whatever it covers (nothing: cold)."""
     if need.beside:
         return Option(slot=slot.index, reason=Reason.COLD, hit=0, n_tokens=n_tokens)
@@ -176,7 +182,7 @@ def as_it_is(slot: Slot, need: Need, n_tokens: int, costs: Costs, now: float) ->
     kept = slot.content.n_tokens if slot.content and covered >= slot.content.n_prompt else covered
     if slot.content is not None and slot.content.reuse is Reuse.EXTENSION:
         kept *= slot.content.prompt.side == need.prompt.side  # one that goes on beside it ends it
-    save_first, saving, loss = displaced(slot.content, kept, costs, now)
+    save_first, saving, loss = displaced(slot.content, kept, costs, now, refused_from)
     prefill = costs.prefill(covered, max(n_tokens, covered))
     wait = hold_left(slot.content, need.prompt, now)
     if need.waited > patience(prefill, loss, side=need.prompt.side):
@@ -195,10 +201,16 @@ def as_it_is(slot: Slot, need: Need, n_tokens: int, costs: Costs, now: float) ->
 
 
 def from_snapshot(
-    slot: Slot, snapshot: Snapshot, covered: int, n_tokens: int, costs: Costs, now: float
+    slot: Slot,
+    snapshot: Snapshot,
+    covered: int,
+    n_tokens: int,
+    costs: Costs,
+    now: float,
+    refused_from: float,
 ) -> Option:
     """Restore ``snapshot`` into a free slot first."""
-    save_first, saving, loss = displaced(slot.content, 0, costs, now)
+    save_first, saving, loss = displaced(slot.content, 0, costs, now, refused_from)
     return Option(
         slot=slot.index,
         reason=Reason.RESTORED,
@@ -213,15 +225,23 @@ def from_snapshot(
 
 
 def options(
-    need: Need, slots: Sequence[Slot], costs: Costs, now: float, typical: float
+    need: Need,
+    slots: Sequence[Slot],
+    costs: Costs,
+    now: float,
+    typical: float,
+    refused_from: float = math.inf,
 ) -> list[Option]:
-    """Every way to serve ``need``, cheapest first. Ties: the slot that holds least, then index."""
+    """Every way to serve ``need``, cheapest first. Ties: the slot that holds least, then index.
+
+    ``refused_from``: as in ``displaced``.
+    """
     n_tokens = length(need.prompt, [slot.content for slot in slots], costs.text)
     found: list[Option] = []
     for slot in slots:
         if need.wanted not in (None, slot.index):
             continue
-        option = as_it_is(slot, need, n_tokens, costs, now)
+        option = as_it_is(slot, need, n_tokens, costs, now, refused_from)
         if slot.state is not SlotState.FREE:
             wait = remaining(slot, costs, typical, now)
             found.append(replace(option, wait=wait, loss=0.0, transfer=0.0, save_first=False))
@@ -229,7 +249,7 @@ def options(
         found.append(option)
         if need.cache:
             found.extend(
-                from_snapshot(slot, snapshot, covered, n_tokens, costs, now)
+                from_snapshot(slot, snapshot, covered, n_tokens, costs, now, refused_from)
                 for snapshot, covered in need.matches
                 if covered > option.hit
             )

@@ -7,6 +7,7 @@ behind it, or it would never have them all.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
@@ -55,6 +56,7 @@ class Engine:
     ``total_slots`` 0: not known, permits are not limited. ``wide``: one request has every slot.
     ``large``: a large prefill is running. ``typical``: seconds an answer takes after its prefill.
     ``reuse``: EXTENSION makes slots scarce (`core.hold`). ``serial``: one slot runs at a time.
+    ``refused_from``: bytes from which on a save would be refused, as far as is known.
     """
 
     slots: Sequence[Slot]
@@ -65,6 +67,7 @@ class Engine:
     typical: float
     reuse: Reuse = Reuse.PREFIX
     serial: bool = False
+    refused_from: float = math.inf
 
     @property
     def scarce(self) -> bool:
@@ -163,7 +166,7 @@ def placed(
         return None  # its rendered prompt is being looked at
     if need.cache and need.prompt.tokens is not None:
         need = replace(need, matches=matches(need.prompt))
-    weighed = options(need, engine.slots, costs, now, engine.typical)
+    weighed = weigh(need, engine, costs, now)
     if not weighed or not weighed[0].ready:
         return None
     best = weighed[0]
@@ -174,6 +177,11 @@ def placed(
     elif need.wanted is not None and best.snapshot is None and not engine.scarce:
         best = replace(best, reason=Reason.PINNED)
     return Grant(best, tuple(weighed))
+
+
+def weigh(need: Need, engine: Engine, costs: Costs, now: float) -> list[Option]:
+    """Every way to serve ``need``, cheapest first, the backend being as it is."""
+    return options(need, engine.slots, costs, now, engine.typical, engine.refused_from)
 
 
 def unpinned(reason: Reason) -> Grant:

@@ -8,6 +8,7 @@ once, by the successor that supersedes it).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -46,6 +47,13 @@ class Refusal(StrEnum):
         """What its owner can do about it, ``""`` where nothing is wrong."""
         return _ADVICE.get(self, "")
 
+    def reach(self, size: int) -> float:
+        """Bytes from which on other states are refused, too, where one of ``size`` bytes was."""
+        if self is Refusal.FORGOTTEN:
+            return math.inf  # that conversation alone
+        # Elsewhere a smaller one may fit into what is left of the store, the disk or the day.
+        return 0 if self in (Refusal.NO_DIRECTORY, Refusal.UNDELETED) else size
+
 
 _ADVICE = {
     Refusal.WRITE_BUDGET: "nothing more is saved today: raise cache.daily_write",
@@ -58,6 +66,16 @@ _ADVICE = {
     Refusal.UNDELETED: "the disk does not let go of old states, so nothing new is saved",
     Refusal.DISK_FULL: "the disk is nearly full, so nothing is saved: make room there",
 }
+
+
+def refused_from(before: float, size: int, why: Refusal | None) -> float:
+    """Bytes from which on saves are refused (inf: none is known to be), as a try of ``size`` shows.
+
+    ``before``: as it was known before. ``why`` None: it went through, and so would smaller ones.
+    """
+    if why is not None:
+        return min(before, why.reach(size))
+    return math.inf if size >= before else before
 
 
 def worth_saving(n_tokens: int, n_saved: int, costs: Costs) -> bool:

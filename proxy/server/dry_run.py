@@ -15,8 +15,8 @@ from multidict import CIMultiDict
 
 from proxy.core.explain import first_difference, rendered_difference
 from proxy.core.normalise.clients import Side
-from proxy.core.placement import Need, hit, options
-from proxy.core.queue import SPARED_TOKENS, Kind
+from proxy.core.placement import Need, hit
+from proxy.core.queue import SPARED_TOKENS, Kind, weigh
 from proxy.core.records import Prompt, Reason
 from proxy.core.why import told
 from proxy.dialects import DIALECTS, TRANSLATIONS
@@ -162,7 +162,7 @@ class DryRun:
 
     def _options(self, need: Need) -> list[Option]:
         engine = self._scheduler.board.engine(large=False, typical=TYPICAL_SECONDS)
-        return options(need, engine.slots, self._scheduler.costs, self._clock(), engine.typical)
+        return weigh(need, engine, self._scheduler.costs, self._clock())
 
     def _prefix(self, need: Need) -> dict[str, Any]:
         """The longest beginning that is held anywhere."""

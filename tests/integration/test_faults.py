@@ -96,6 +96,29 @@ async def test_a_save_before_a_displacement_that_fails(proxy: Proxy, fake: FakeL
     assert (await talk(proxy, "three")).json["timings"]["prompt_n"] == 1
 
 
+@pytest.mark.parametrize(("keep_free", "slot"), [(0, 0), (2**62, 1)])
+async def test_what_cannot_be_saved_keeps_its_slot(serve: Serve, keep_free: int, slot: int) -> None:
+    """On a full disk the few tokens shared with a conversation are no reason to displace it.
+
+    The dry run reckons as the decision does.
+    """
+    proxy = await serve(keep_free=keep_free)
+    for text in (f"Of use: {LONG} {LONG} {LONG}", f"Given up {LONG}"):
+        await proxy.chat(text)
+    await proxy.look(Mode.EXCLUSIVE)
+    request = chat(f"Of use: {LONG[:300]} or not {LONG}")
+    page, asked = "/_slotkeeper/api/explain", {"path": CHAT, "request": request}
+    told = (await proxy.ask(page, asked, headers={"Content-Type": "application/json"})).json
+    answer = await proxy.ask(CHAT, request)
+    assert f"slot={slot};" in answer.said
+    weighed = (await proxy.page("api/requests"))["requests"][0]["costs"]
+    assert [row["slot"] for row in told["options"]] == [row["slot"] for row in weighed]
+    for foreseen, row in zip(told["options"], weighed, strict=True):
+        assert foreseen["loss"] == pytest.approx(row["loss"], abs=0.05)
+    lost = next(row["loss"] for row in weighed if row["slot"] == 0)
+    assert (lost > 0.1) is bool(keep_free), "the time to compute it all, or to restore it"
+
+
 async def test_a_restore_that_is_refused(full: Proxy, fake: FakeLlamaServer) -> None:
     """A 400 is tried once more; then this instance is not asked again, and the file is kept."""
     fake.fail("error", on="restore", status=400, times=2)

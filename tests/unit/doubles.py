@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -86,6 +87,7 @@ class FakeEffects:
     restores: bool = True
     error: Exception | None = None
     kept: list[frozenset[str]] = field(default_factory=list)  # of each save
+    refused_from: float = math.inf
 
     async def _step(self, *what: Any) -> None:
         self.begun.set()

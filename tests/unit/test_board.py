@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -240,6 +241,14 @@ def test_the_engine_is_told_what_the_driver_says(bench: Bench) -> None:
     bench.board.drive(2, 4096)
     engine = bench.board.engine(large=True, typical=1.0)
     assert (engine.reuse, engine.serial, engine.large) == (Reuse.PREFIX, False, True)
+
+
+@pytest.mark.parametrize("refused_from", [math.inf, 900_000])
+def test_the_engine_is_told_which_saves_are_refused(bench: Bench, refused_from: float) -> None:
+    """As the effects know it at the moment of the decision."""
+    bench.board.drive(2, 4096)
+    bench.effects.refused_from = refused_from
+    assert bench.board.engine(large=False, typical=1.0).refused_from == refused_from
 
 
 def test_forward_pins_nothing(bench: Bench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
@@ -218,9 +219,13 @@ async def test_a_fault_in_weighing_costs_no_request(
     assert b'faults_total{where="placement"}' in bench.metrics.render()[0]
 
 
-async def test_unsaved_work_is_saved_before_another_conversation_takes_the_slot() -> None:
-    """One slot, two conversations."""
+@pytest.mark.parametrize("refused_from", [math.inf, 0])
+async def test_unsaved_work_is_saved_before_another_conversation_takes_the_slot(
+    refused_from: float,
+) -> None:
+    """One slot, two conversations; where the last save was refused, this one is tried."""
     bench = Bench(total=1)
+    bench.effects.refused_from = refused_from
     await bench.turn(need(chat("old")), 0, 3000, 3100)
     bench.clock.now += 5000
     lease = await bench.turn(q("new"), 0, 50, 60)

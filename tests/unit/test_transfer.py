@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import math
 from array import array
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -571,6 +572,7 @@ async def test_a_state_larger_than_it_was_thought_goes_alone(place: Place) -> No
     before = place.store.usage()
     assert (await place.save(range(4000), talk="big")).n_saved == 0
     assert place.transfer.refused is Refusal.TOO_LARGE
+    assert place.transfer.refused_from == place.transfer.costs.size(4000)
     assert place.engine.calls.count("save") == 4
     assert place.store.usage() == before
     assert len(place.transfer.index) == 3
@@ -657,6 +659,58 @@ async def test_a_refusal_ends_with_its_cause(place: Place) -> None:
             await transfer.adopt("e" * 32)
         assert transfer.refused is None
         transfer.limits = Limits(10, 10, 1e6)
+
+
+async def test_a_refusal_is_about_what_is_as_large(place: Place) -> None:
+    """And only until as much is saved, the terms change, or somebody made room."""
+    transfer, limits = place.transfer, place.transfer.limits
+    size = len(state_bytes(range(300)))
+    transfer.costs.observe_size(300, size)
+    assert transfer.refused_from == math.inf
+    transfer.limits = narrow = replace(limits, max_bytes=2 * size)
+    large = [*range(900)]
+    assert (await place.save(large)).n_saved == 0
+    assert transfer.refused_from == transfer.costs.size(900)
+    assert (await place.save(range(5000, 5300))).n_saved == 300
+    assert transfer.refused is None
+    assert transfer.refused_from == transfer.costs.size(900), "that one was a small one"
+    for change in ("limits", "removed", "asked", "saved"):
+        transfer.limits = narrow
+        await place.save(large)
+        assert transfer.refused_from == transfer.costs.size(900)
+        if change == "removed":
+            transfer.removed([], Cause.REMOVED)
+        elif change == "asked":
+            transfer.refused = None
+        else:
+            transfer.limits = limits
+        assert transfer.refused_from == math.inf
+
+
+async def test_what_passes_again_is_no_longer_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that was full, and no setting changed: the next save that is tried tells."""
+    full = True
+
+    async def free_bytes() -> int:
+        return 0 if full else GIB
+
+    monkeypatch.setattr(place.store, "free_bytes", free_bytes)
+    await place.save(range(300))
+    assert place.transfer.refused is Refusal.DISK_FULL
+    assert place.transfer.refused_from == place.transfer.costs.size(300)
+    full = False
+    assert (await place.save(range(400))).n_saved == 400
+    assert place.transfer.refused_from == math.inf
+
+
+async def test_a_forgotten_conversation_is_no_reason_to_save_no_other(place: Place) -> None:
+    """Its refusal is its own."""
+    await place.transfer.forget("a")
+    await place.save(range(300), talk="a")
+    assert place.transfer.refused is Refusal.FORGOTTEN
+    assert place.transfer.refused_from == math.inf
 
 
 async def test_another_api_key_finds_nothing(place: Place) -> None:

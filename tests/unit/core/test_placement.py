@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -98,6 +99,54 @@ def test_work_that_may_not_be_stored_is_a_full_loss() -> None:
         0.0,
         pytest.approx(reuse(0.0) * COSTS.prefill(0, 3000)),
     )
+
+
+@pytest.mark.parametrize(
+    ("known", "refused_from", "want"),
+    [
+        ({}, 3_000_001, (True, COSTS.save(3_000_000), COSTS.restore(3_000_000))),
+        ({}, 3_000_000, (True, 0.0, COSTS.prefill(0, 3000))),
+        ({}, 0, (True, 0.0, COSTS.prefill(0, 3000))),
+        (
+            {"n_saved": 1000},
+            0,
+            (True, 0.0, COSTS.restore(3_000_000) + COSTS.prefill(1000, 3000)),
+        ),
+        ({"n_saved": 3000}, 0, (False, 0.0, COSTS.restore(3_000_000))),
+        ({"storable": False}, 0, (False, 0.0, COSTS.prefill(0, 3000))),
+    ],
+)
+def test_a_save_that_would_be_refused_is_not_counted_on(
+    known: dict[str, Any], refused_from: float, want: tuple[bool, float, float]
+) -> None:
+    """It is tried, in no time; what no snapshot holds is lost for as long as computing takes."""
+    held = content(chat("old"), 3000, used=NOW, **known)
+    save_first, seconds, lost = want
+    found = displaced(held, 0, COSTS, NOW, refused_from)
+    assert found == (save_first, seconds, pytest.approx(reuse(0.0) * lost))
+
+
+@pytest.mark.parametrize(("refused_from", "slot"), [(math.inf, 0), (990_001, 0), (0, 1)])
+def test_while_saves_are_refused_what_is_useful_stays(refused_from: float, slot: int) -> None:
+    """A hundred tokens less to compute are no reason any more to displace a conversation."""
+    useful = content(chat("s" * 40, "u" * 360), 990, used=NOW)
+    slots = [Slot(0, content=useful), Slot(1, content=content(chat("given up"), 334, used=NOW))]
+    request = need(chat("s" * 40, "n" * 200, tokens=range(600)))
+    found = options(request, slots, COSTS, NOW, 5.0, refused_from)
+    assert found[0].slot == slot
+
+
+@pytest.mark.parametrize(("refused_from", "slot"), [(math.inf, 0), (2_000_000, 0), (0, 1)])
+def test_while_saves_are_refused_a_restore_displaces_what_is_old(
+    refused_from: float, slot: int
+) -> None:
+    """It took the slot whose state is the quickest to save; now it takes what is wanted least."""
+    old = content(chat("given up"), 2000, used=NOW - 1e6)
+    slots = [Slot(0, content=content(chat("useful"), 990, used=NOW)), Slot(1, content=old)]
+    state = snapshot(range(500))
+    request = need(chat("new", tokens=range(600)), matches=((state, 500),))
+    found = options(request, slots, COSTS, NOW, 5.0, refused_from)
+    assert (found[0].slot, found[0].snapshot) == (slot, state)
 
 
 @pytest.mark.parametrize("kept", [3000, 4000])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from proxy.core.hold import SIDE_PATIENCE
 from proxy.core.placement import LARGE_SECONDS, Need, Option
-from proxy.core.queue import Engine, Grant, Kind, Lease, Waiting, any_start, next_up
+from proxy.core.queue import Engine, Grant, Kind, Lease, Waiting, any_start, next_up, weigh
 from proxy.core.records import Prompt, Reason, Reuse, Snapshot
 from proxy.core.slots import Content, Slot, SlotState
 from tests.unit.factories import chat, content, costs, need, snapshot
@@ -51,6 +52,19 @@ def test_a_request_starts_in_the_free_slot() -> None:
     assert found[0] is request
     assert found[1].option.slot == 0
     assert len(found[1].weighed) == 2
+
+
+@pytest.mark.parametrize(("refused_from", "slot"), [(math.inf, 0), (0, 1)])
+def test_what_cannot_be_saved_is_spared(refused_from: float, slot: int) -> None:
+    """The decision goes by which saves are refused at the moment."""
+    useful = content(chat("s" * 40, "u" * 360), 990, used=NOW)
+    slots = [Slot(0, content=useful), Slot(1, content=content(chat("given up"), 334, used=NOW))]
+    request = waiting(need(chat("s" * 40, "n" * 200, tokens=range(600))))
+    busy = engine(*slots, refused_from=refused_from)
+    found = next_up([request], busy, COSTS, NOW, no_matches)
+    assert found is not None
+    assert found[1].option.slot == slot
+    assert list(found[1].weighed) == weigh(request.need, busy, COSTS, NOW)
 
 
 def test_a_request_waits_when_every_slot_is_busy() -> None:

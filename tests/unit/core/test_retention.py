@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from proxy.core.retention import (
     evict,
     fits,
     overflow,
+    refused_from,
     superseded,
     unroomy,
     values,
@@ -339,6 +341,31 @@ def test_why_there_is_no_room() -> None:
     assert unroomy(limits, [pinned], 101) is Refusal.TOO_LARGE
     assert "cache.max_bytes" in Refusal.TOO_LARGE.advice
     assert Refusal.FORGOTTEN.advice == "", "its owner wanted that"
+
+
+@pytest.mark.parametrize(
+    ("why", "least"),
+    [
+        (Refusal.FORGOTTEN, math.inf),
+        (Refusal.WRITE_BUDGET, 500),
+        (Refusal.TOO_LARGE, 500),
+        (Refusal.PINS_FULL, 500),
+        (Refusal.DISK_FULL, 500),
+        (Refusal.NO_DIRECTORY, 0),
+        (Refusal.UNDELETED, 0),
+    ],
+)
+def test_which_others_a_refusal_is_about(why: Refusal, least: float) -> None:
+    """Where room is what lacks smaller states may have it; a broken folder takes none."""
+    assert refused_from(math.inf, 500, why) == least
+    assert refused_from(200, 500, why) == min(200, least), "what is known of smaller ones stays"
+    assert refused_from(least, 500, None) == math.inf, "it goes through again"
+
+
+def test_a_small_state_that_is_saved_says_nothing_of_large_ones() -> None:
+    """One as large as the smallest that was refused says: it is over."""
+    assert refused_from(500, 499, None) == 500
+    assert refused_from(500, 500, None) == math.inf
 
 
 @given(
