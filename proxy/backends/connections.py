@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from contextlib import suppress
 from functools import partial
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from aiohttp.client_proto import ResponseHandler
@@ -34,6 +35,7 @@ class Connections:
     def __init__(self, url: URL, *, connect_timeout: float, ahead: bool) -> None:
         """``connect_timeout`` in seconds; ``ahead``: have one ready for who comes next."""
         self._url = url
+        self._literal = _is_address(url.host or "")
         self._timeout = connect_timeout
         self._ahead = ahead
         self._idle: dict[Connection, asyncio.TimerHandle] = {}  # the newest last
@@ -43,6 +45,8 @@ class Connections:
 
     async def take(self) -> Connection:
         """One that nobody else uses. Raises ``BackendAbsentError``."""
+        if self._opening is not None and not self._idle:
+            await asyncio.wait({self._opening})
         while self._idle:
             connection, expiry = self._idle.popitem()
             expiry.cancel()
@@ -98,7 +102,7 @@ class Connections:
                     url.host or "",
                     url.port or 0,
                     ssl=self._tls,
-                    happy_eyeballs_delay=STAGGER_SECONDS,
+                    happy_eyeballs_delay=None if self._literal else STAGGER_SECONDS,
                 )
         except TimeoutError as error:
             raise BackendAbsentError(
@@ -110,3 +114,10 @@ class Connections:
                 hint="is it running, and is its address right?",
             ) from error
         return connection
+
+
+def _is_address(host: str) -> bool:
+    """It is no name that stands for several addresses."""
+    with suppress(ValueError):
+        return bool(ip_address(host))
+    return False

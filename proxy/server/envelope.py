@@ -80,31 +80,31 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
     to a stream, an envelope would look like a complete answer.
     """
     identity = request[REQUEST_ID] = logs.request_id(request.headers.get("X-Request-Id"))
-    with structlog.contextvars.bound_contextvars(request_id=identity):
-        try:
-            return await handler(request)
-        except SlotkeeperError as error:
-            answer = _refusal(request, error)
-            _note(request, answer.status, error.kind)
-        except web.HTTPException as error:
-            if error.status < HTTPStatus.BAD_REQUEST:
-                raise
-            answer = _translated(request, error)
-            _note(request, answer.status, type(error).__name__)
-        except web.RequestPayloadError as error:
-            answer = _refusal(request, BadRequestError("The request body is broken."))
-            _note(request, answer.status, type(error).__name__)
-        except ConnectionError:  # the client left, which is no fault
+    structlog.contextvars.bind_contextvars(request_id=identity)  # until the connection's next one
+    try:
+        return await handler(request)
+    except SlotkeeperError as error:
+        answer = _refusal(request, error)
+        _note(request, answer.status, error.kind)
+    except web.HTTPException as error:
+        if error.status < HTTPStatus.BAD_REQUEST:
             raise
-        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
-            answer = _refusal(
-                request,
-                SlotkeeperError(
-                    "An error inside Slotkeeper.",
-                    hint=f"Its log has the details under request id {identity}.",
-                ),
-            )
-            _log.exception("unexpected error", method=request.method, error=type(error).__name__)
+        answer = _translated(request, error)
+        _note(request, answer.status, type(error).__name__)
+    except web.RequestPayloadError as error:
+        answer = _refusal(request, BadRequestError("The request body is broken."))
+        _note(request, answer.status, type(error).__name__)
+    except ConnectionError:  # the client left, which is no fault
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
+        answer = _refusal(
+            request,
+            SlotkeeperError(
+                "An error inside Slotkeeper.",
+                hint=f"Its log has the details under request id {identity}.",
+            ),
+        )
+        _log.exception("unexpected error", method=request.method, error=type(error).__name__)
     if request.get(_BEGUN):
         _cut(request)
     return answer

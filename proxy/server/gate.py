@@ -39,6 +39,8 @@ _OUR_SITE = frozenset({"same-origin", "none"})  # none: the user's own doing
 _STATEFUL = re.compile(
     r"(^|/)(slots/[^/]+|props|lora-adapters|models(/load|/unload)?|v1/streams?(/.*)?)$"
 )
+# Decoded, without empty and '.' segments: no spelling gets around a rule.
+_PLAIN_PATH = web.RequestKey("plain_path", str)
 _KEY_TAKEN = web.RequestKey("key_taken", bool)
 _KEY_HEADERS = frozenset({"authorization", "x-api-key"})
 
@@ -53,6 +55,11 @@ class GateRules:
     admin_key: str = field(default="", repr=False)
     max_body: int = 64 * 1024**2
     open: frozenset[str] = frozenset()  # paths of our own that hold no data (the dashboard's files)
+    names: frozenset[str] = field(init=False)  # hosts it answers to
+
+    def __post_init__(self) -> None:
+        names = map(_host_name, ("localhost", self.host, *self.allowed_hosts))
+        object.__setattr__(self, "names", frozenset(names))
 
 
 def gate(rules: Callable[[], GateRules]) -> Middleware:
@@ -86,13 +93,10 @@ def _framing(request: web.Request, _rules: GateRules) -> None:
 def _target(request: web.Request, _rules: GateRules) -> None:
     if not request.raw_path.startswith("/"):
         raise BadRequestError("The request target must be a path.")
-    if ".." in _segments(request):
+    segments = unquote(request.raw_path.partition("?")[0]).split("/")  # as the backend reads it
+    if ".." in segments:
         raise BadRequestError("The path must not contain '..'.")
-
-
-def _segments(request: web.Request) -> list[str]:
-    """The path as the backend will read it: percent-decoded once."""
-    return unquote(request.raw_path.partition("?")[0]).split("/")
+    request[_PLAIN_PATH] = "/".join([part for part in segments if part not in {"", "."}])
 
 
 def _host(request: web.Request, rules: GateRules) -> None:
@@ -101,8 +105,7 @@ def _host(request: web.Request, rules: GateRules) -> None:
     if header is None:
         return  # HTTP/1.0 without Host: no browser. aiohttp demands it of HTTP/1.1
     name = _host_name(header)
-    ours = {_host_name(other) for other in ("localhost", rules.host, *rules.allowed_hosts)}
-    if name in ours:
+    if name in rules.names:
         return
     address = _address(name)
     anywhere = _address(rules.host)
@@ -174,17 +177,12 @@ def _cross_site(request: web.Request, _rules: GateRules) -> None:
 
 
 def _is_own(request: web.Request) -> bool:
-    return _plain_path(request).split("/", 1)[0] == OWN.strip("/")
-
-
-def _plain_path(request: web.Request) -> str:
-    """Decoded, without empty and '.' segments: no spelling gets around a rule."""
-    return "/".join(part for part in _segments(request) if part not in {"", "."})
+    return request[_PLAIN_PATH].partition("/")[0] == OWN.strip("/")
 
 
 def _keys(request: web.Request, rules: GateRules) -> None:
     """Whose request is it, and may they? Notes whether the key was ours."""
-    stateful = request.method not in {*_SAFE, "OPTIONS"} and _STATEFUL.search(_plain_path(request))
+    stateful = request.method not in {*_SAFE, "OPTIONS"} and _STATEFUL.search(request[_PLAIN_PATH])
     request[_KEY_TAKEN] = bool(rules.keys or stateful)
     if _is_own(request):
         request[_KEY_TAKEN] = True

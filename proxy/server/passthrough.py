@@ -77,6 +77,8 @@ class Passthrough:
 
     async def body(self, request: web.Request) -> bytes:
         """The request's body, within a time: a broken chunk would hang the read for good."""
+        if request.content.is_eof():  # it is here already
+            return await request.read()
         try:
             async with asyncio.timeout(self._body_timeout):
                 return await request.read()

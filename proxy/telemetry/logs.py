@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 import sys
 import traceback
-import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,13 +28,14 @@ SECRET_NAMES = frozenset(
 )
 LEVELS = ("debug", "info", "warning", "error", "critical")
 _FRAMES = 12
+_ID_BYTES = 16
 
 
 def request_id(incoming: str | None) -> str:
     """The client's own id where it is harmless in logs and headers, else a new one."""
     if incoming is not None and re.fullmatch(r"[A-Za-z0-9._-]{1,64}", incoming):
         return incoming
-    return uuid.uuid4().hex
+    return secrets.token_hex(_ID_BYTES)
 
 
 def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
