@@ -83,6 +83,8 @@ class Scheduler:
         self._tasks = Tasks(self._quiet.set)
         self.board = Board(backend, effects, clock, self._running)
         backend.on_moved(lambda *_: metrics.moved.inc())
+        metrics.queue_length.set_function(lambda: len(self._queue))
+        metrics.leases_active.set_function(lambda: len(self._running))
         self.draining = False
         self.active = 0.0  # when a request last came or ended
         self.on_lost: Callable[[], None] = lambda: None
@@ -262,7 +264,6 @@ class Scheduler:
         self._running[lease] = None
         if self._large is waiter:
             self._large = lease
-        self._metrics.leases_active.set(len(self._running))
         return lease
 
     # Deciding: synchronous, no await between reading and changing queue and table
@@ -270,7 +271,7 @@ class Scheduler:
     def _pump(self) -> None:
         """Grant whatever can start now. Called after every change."""
         now = self._clock()
-        while not self._held and (found := self._next(now)) is not None:
+        while self._queue and not self._held and (found := self._next(now)) is not None:
             waiter, grant = found
             self._queue.remove(waiter)
             if not waiter.future.done():  # else the client left in this very moment
@@ -278,7 +279,6 @@ class Scheduler:
                 if grant.option.prefill > LARGE_SECONDS and self._large is None:
                     self._large = waiter
                 waiter.future.set_result(grant)
-        self._metrics.queue_length.set(len(self._queue))
         self._again(now)
 
     def _again(self, now: float) -> None:
@@ -358,7 +358,6 @@ class Scheduler:
         task = self._running.pop(lease)
         self.active = self._clock()
         self._quiet.set()
-        self._metrics.leases_active.set(len(self._running))
         self.prefilled(lease)
         if lease.kind is Kind.PERMIT:
             self._release(lease.kind, lease.option.slot)
