@@ -31,12 +31,12 @@ def segments(messages: Iterable[Any]) -> list[bytes]:
 
 def has_media(messages: Iterable[Any]) -> bool:
     """Whether a message has a part that is no text: its tokens cannot be told from the request."""
-    return any(
-        isinstance(part, dict) and part.get("type") != "text"
-        for message in messages
-        if isinstance(message, dict) and isinstance(message.get("content"), list)
-        for part in message["content"]
-    )
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type") != "text":
+                return True
+    return False
 
 
 def plain(message: Any) -> Any:

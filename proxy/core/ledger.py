@@ -64,11 +64,14 @@ class Conversation:
     @property
     def size(self) -> int:
         """Bytes of its texts (of the short ones, characters); a shared one counts once."""
-        held = {id(data): len(data) for data in (*self.tools, *(data for _, data in self.order))}
-        lines = sum(
-            len(line.came) + (0 if line.went is line.came else len(line.went)) + len(line.note)
-            for line in self.lines
-        )
-        names = sum(len(name) for name, _ in self.order)
-        answers = sum(len(answer.message) for answer in self.answers)
-        return lines + sum(held.values()) + names + answers + len(self.settings) + len(self.title)
+        held = {id(data): data for data in self.tools}
+        size = len(self.settings) + len(self.title)
+        for name, data in self.order:
+            held[id(data)] = data
+            size += len(name)
+        for line in self.lines:
+            size += len(line.came) + len(line.note)
+            size += 0 if line.went is line.came else len(line.went)
+        for answer in self.answers:
+            size += len(answer.message)
+        return size + sum(map(len, held.values()))

@@ -38,21 +38,32 @@ def read(raw: bytes) -> dict[str, Any]:
         raise BadRequestError(f"The request body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise BadRequestError("The request body must be a JSON object.")
+    for name in _FLAGS:
+        _check_flag(body, name)
     options = body.get("stream_options")
-    usage = options.get("include_usage") if isinstance(options, dict) else None
-    for name, value in [*((name, body.get(name)) for name in _FLAGS), ("include_usage", usage)]:
-        if value is not None and not isinstance(value, bool):
-            raise BadRequestError(f"Field '{name}' must be true or false.")
+    if isinstance(options, dict):
+        _check_flag(options, "include_usage")
     return body
 
 
-def call(raw: bytes, body: dict[str, Any], *, several: bool, streamable: bool, known: bool) -> Call:
+def call(
+    raw: bytes,
+    body: dict[str, Any],
+    *,
+    several: bool,
+    streamable: bool,
+    known: bool,
+    chat: bool = False,
+    **extra: Any,
+) -> Call:
     """The request as the proxy sees it.
 
     ``several``: more than one prompt. ``streamable``: the dialect knows nothing against it.
     ``known``: there is a way to learn the prompt's tokens; what cannot be looked up is not stored.
+    ``chat``: it has messages. ``extra``: what else the dialect wants to know of it later.
     """
-    wide = several or any(_number(body.get(name)) > 1 for name in ("n", "n_cmpl"))
+    wide = several or _number(body.get("n")) > 1 or _number(body.get("n_cmpl")) > 1
+    whole = streamable and not wide
     storable = known and body.get("lora") is None and not _number(body.get("n_cache_reuse"))
     cache = body.get("cache_prompt") is not False
     model = body.get("model")
@@ -60,14 +71,16 @@ def call(raw: bytes, body: dict[str, Any], *, several: bool, streamable: bool, k
         raw=raw,
         body=body,
         stream=body.get("stream") is True,
-        streamable=streamable and not wide and not any(body.get(name) for name in _UNSTREAMABLE),
+        streamable=whole and not any(map(body.get, _UNSTREAMABLE)),
         wide=wide,
         id_slot=_slot(body),
         cache=cache,
         store=storable and cache,
         model=model if isinstance(model, str) else "",
+        chat=chat,
+        keep=chat and whole,
         # One progress event per prompt would take the place of the engine's "null" events.
-        extra={"progress": not several},
+        extra={"progress": not several, **extra},
     )
 
 
@@ -111,6 +124,12 @@ def own_progress(call: Call) -> bool:
     streamed = call.stream or call.streamable
     asked = call.stream and call.body.get("return_progress") is True
     return streamed and bool(call.extra["progress"]) and not asked
+
+
+def _check_flag(body: Mapping[str, Any], name: str) -> None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadRequestError(f"Field '{name}' must be true or false.")
 
 
 def _slot(body: Mapping[str, Any]) -> int | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from proxy.core.assemble import ChatAnswer
 from proxy.core.conversation import has_media, segments
-from proxy.core.prefix import segment_chain
+from proxy.core.prefix import seed, segment_chain
 from proxy.core.records import Prompt
 from proxy.dialects import body as bodies
 from proxy.dialects.base import Assembler, Call, EventFilter
@@ -40,10 +39,16 @@ class OpenAIChat:
         messages = body["messages"]
         if not isinstance(messages, list):
             raise BadRequestError("'messages' must be a list.")
-        media, continues = has_media(messages), _continues(body)
-        call = bodies.call(raw, body, several=False, streamable=not continues, known=not media)
-        keep = not continues and not call.wide
-        return replace(call, chat=True, keep=keep, extra={**call.extra, "media": media})
+        media, streamable = has_media(messages), not _continues(body)
+        return bodies.call(
+            raw,
+            body,
+            several=False,
+            streamable=streamable,
+            known=not media,
+            chat=True,
+            media=media,
+        )
 
     def prompt(self, call: Call, namespace: bytes) -> Prompt:
         """See ``Dialect``. The first segment is what the template renders beside the messages.
@@ -52,10 +57,11 @@ class OpenAIChat:
         """
         body = call.body
         head = orjson.dumps([body.get(name) for name in _TEMPLATE])
-        seed = bodies.prompt_seed(call, namespace)
-        chain, ends = segment_chain(seed, [head, *segments(body["messages"])])
-        ends = tuple(max(0, end - _NONE) for end in ends)
-        return Prompt(seed, chain, ends, ends[-1], adapters=bodies.adapters(call))
+        adapters = bodies.adapters(call)
+        prompt_seed = seed(namespace, adapters)
+        chain, ends = segment_chain(prompt_seed, [head, *segments(body["messages"])])
+        ends = tuple([max(0, end - _NONE) for end in ends])
+        return Prompt(prompt_seed, chain, ends, ends[-1], adapters=adapters)
 
     def upstream(self, call: Call, slot: int | None, *, fresh: bool = False) -> bytes:
         """See ``Dialect``."""

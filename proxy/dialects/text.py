@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import orjson
@@ -31,10 +30,8 @@ class TextDialect:
             raise BadRequestError("'prompt' is required.")
         prompts = _split(body["prompt"])
         source = _source(prompts[0]) if len(prompts) == 1 else ("none", None)
-        call = bodies.call(
-            raw, body, several=len(prompts) > 1, streamable=True, known=source[0] != "none"
-        )
-        return replace(call, extra={**call.extra, "source": source})
+        several, known = len(prompts) > 1, source[0] != "none"
+        return bodies.call(raw, body, several=several, streamable=True, known=known, source=source)
 
     def prompt(self, call: Call, namespace: bytes) -> Prompt:
         """See ``Dialect``. The chain goes over the text, or over the tokens as int32."""

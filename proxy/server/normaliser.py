@@ -5,7 +5,7 @@ Never in the way: a fault sends the original, counted (DESIGN.md rule 10).
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections import deque
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -276,21 +276,22 @@ class Normaliser:
             self._metrics.rule(fault.rule, RuleOutcome.FAULT)
             self._fault(fault.__cause__ or fault, rule=fault.rule)
             result = self._made(turn, origin, frozenset())
-        turn.changes, turn.shadow = result.changes, self._shadow and bool(result.changes)
-        for rule in turn.rules:
-            self._metrics.rule(rule, RuleOutcome.SHADOW if turn.shadow else RuleOutcome.APPLIED)
-        if turn.shadow:  # the ledger has what is sent
-            result = self._made(turn, origin, frozenset())
+        if result.changes:
+            turn.changes, turn.shadow = result.changes, self._shadow
+            outcome = RuleOutcome.SHADOW if turn.shadow else RuleOutcome.APPLIED
+            for rule in turn.rules:
+                self._metrics.rule(rule, outcome)
+            if turn.shadow:  # the ledger has what is sent
+                result = self._made(turn, origin, frozenset())
+            turn.call = replace(turn.call, raw=result.raw, body=result.body)
         turn.row, turn.before = result.after, result.before
-        turn.call = replace(turn.call, raw=result.raw, body=result.body)
 
     def _origin(self, turn: Turn, namespace: bytes) -> Conversation:
         """What the request belongs to if it turns out to be new."""
-        seed = blake2b(namespace, digest_size=KEY_BYTES, person=b"conversation")
-        seed.update(f"{self._served.model}\0{turn.call.model}".encode())
+        seed = namespace + f"{self._served.model}\0{turn.call.model}".encode()
         return Conversation(
-            id=secrets.token_hex(ID_BYTES),
-            namespace=seed.digest(),
+            id=os.urandom(ID_BYTES).hex(),
+            namespace=blake2b(seed, digest_size=KEY_BYTES, person=b"conversation").digest(),
             client=turn.client,
             used=self._clock(),
         )
@@ -300,12 +301,14 @@ class Normaliser:
         return normalise(call.raw, call.body, self._book, context, origin)
 
     def _context(self, client: str, on: frozenset[str]) -> Context:
-        today = datetime.fromtimestamp(self._clock()).astimezone().strftime("%d %b %Y")
-        on = on if self.reuses() else unfrozen(on)
-        return Context(on, client, self._served.traits, today)
+        on, traits, today = on if self.reuses() else unfrozen(on), self._served.traits, ""
+        if traits.writes_date:
+            today = datetime.fromtimestamp(self._clock()).astimezone().strftime("%d %b %Y")
+        return Context(on, client, traits, today)
 
     def _keep(self, row: Conversation) -> bool:
         """False when that failed."""
+        count = len(self._book)
         try:
             for gone in self._book.keep(row):
                 self._ledger.gone(gone)
@@ -313,7 +316,9 @@ class Normaliser:
         except Exception as error:  # noqa: BLE001 - rule 10
             self._fault(error)
             return False
-        self._metrics.conversations.set(len(self._book))
+        finally:
+            if len(self._book) != count:
+                self._metrics.conversations.set(len(self._book))
         return True
 
     def _fault(self, error: BaseException, *, rule: str = "") -> None:
@@ -330,9 +335,8 @@ def _recognised(call: Call, headers: Mapping[str, str]) -> tuple[str, Side]:
     texts = {"system": "", "user": ""}
     for message in call.body["messages"][:4]:
         role = str(message.get("role")) if isinstance(message, dict) else ""
-        text = text_of(message)
-        if role in texts and text and not texts[role]:
-            texts[role] = text
+        if role in texts and not texts[role]:
+            texts[role] = text_of(message) or ""
     return (
         clients.client(headers, texts["system"], texts["user"]),
         clients.side(call.body, headers),

@@ -6,10 +6,9 @@ rule fired: the client's bytes go on. A rule fired: only what it changed is writ
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from itertools import chain, repeat
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -32,6 +31,8 @@ FREEZING = frozenset(
 ANSWERS = 8  # generated messages a conversation remembers: swipes and retries choose among them
 TITLE = 60  # characters
 _ON, _KNOWN, _OFF = Default.ON, Default.KNOWN, Default.OFF
+# Where ledger rules look; where there is nothing to see they are not asked (``_nothing_at``).
+_HISTORY, _SYSTEM, _OLD, _TOOLS = "history", "system text", "old user messages", "tools"
 
 # Without the ledger: known noise at known places.
 _SHAPE = (
@@ -45,30 +46,28 @@ _SHAPE = (
 )  # fmt: skip
 # What was sent or generated before, put back.
 _LEDGER = (
-    Rule("replay", "what comes as it came goes out as it went", "history", _ON, history.replay),
-    Rule("known-clocks", "a known client's clock keeps its first value", "system text", _KNOWN,
+    Rule("replay", "what comes as it came goes out as it went", _HISTORY, _ON, history.replay),
+    Rule("known-clocks", "a known client's clock keeps its first value", _SYSTEM, _KNOWN,
          system.known_clocks),
     Rule("clock", "the first text stays where all that differs is a clock or counter",
-         "system text", _KNOWN, system.clock),
-    Rule("git-status", "the git status keeps its first text", "system text", _OFF,
-         optional.git_status),
-    Rule("memory", "the memory block keeps its first text", "system text", _OFF, optional.memory),
-    Rule("vanished-clock", "a clock taken out of an old message stays", "old user messages", _KNOWN,
+         _SYSTEM, _KNOWN, system.clock),
+    Rule("git-status", "the git status keeps its first text", _SYSTEM, _OFF, optional.git_status),
+    Rule("memory", "the memory block keeps its first text", _SYSTEM, _OFF, optional.memory),
+    Rule("vanished-clock", "a clock taken out of an old message stays", _OLD, _KNOWN,
          system.vanished_clock),
-    Rule("moved-reminder", "a reminder taken out of an old message stays", "old user messages",
+    Rule("moved-reminder", "a reminder taken out of an old message stays", _OLD,
          _OFF, optional.moved_reminder),
-    Rule("tool-order", "first-seen order and bytes, new tools last", "tools", _ON,
-         tools.tool_order),
-    Rule("removed-tools", "a tool once declared stays declared", "tools", _OFF,
+    Rule("tool-order", "first-seen order and bytes, new tools last", _TOOLS, _ON, tools.tool_order),
+    Rule("removed-tools", "a tool once declared stays declared", _TOOLS, _OFF,
          optional.removed_tools),
-    Rule("trimmed-text", "the generated text, where only space at its ends differs", "history", _ON,
+    Rule("trimmed-text", "the generated text, where only space at its ends differs", _HISTORY, _ON,
          history.trimmed_text),
-    Rule("tool-arguments", "the generated arguments, where they are equal as JSON", "history", _ON,
+    Rule("tool-arguments", "the generated arguments, where they are equal as JSON", _HISTORY, _ON,
          history.tool_arguments),
-    Rule("tool-results", "the first-seen result, where it is equal as JSON", "history", _ON,
+    Rule("tool-results", "the first-seen result, where it is equal as JSON", _HISTORY, _ON,
          history.tool_results),
-    Rule("call-ids", "the first-seen ids of tool calls", "history", _ON, history.call_ids),
-    Rule("reasoning", "dropped reasoning is put back in the current tool loop", "history", _ON,
+    Rule("call-ids", "the first-seen ids of tool calls", _HISTORY, _ON, history.call_ids),
+    Rule("reasoning", "dropped reasoning is put back in the current tool loop", _HISTORY, _ON,
          history.reasoning),
     Rule("template-date", "the date a template writes is the first request's", "template arguments",
          _ON, system.template_date),
@@ -96,8 +95,7 @@ class RuleFault(Exception):  # noqa: N818 - what went wrong is the cause
         self.rule = rule
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """What to send and to remember.
 
     ``raw`` and ``body`` are the client's own objects where nothing changed. ``after``: the
@@ -142,8 +140,8 @@ def normalise(
     """
     draft = Draft(body, shape.items(body["messages"]), _tools(body))
     _apply(_SHAPE, draft, context)
-    head = head_length(item.value for item in draft.messages)
     came = [book.said(item.value, item.json) for item in draft.messages]
+    head = head_length([said.value for said in came])
     blocks = [optional.BLOCKS[rule] for rule in optional.NOBODYS if rule in context.on]
     found = book.find(origin.namespace, came, head, context.client, blocks)
     draft.before, draft.known, draft.clock = found.before, found.known, found.clock
@@ -151,10 +149,10 @@ def normalise(
     draft.answers = dict(found.answers)
     draft.unequal = [
         number
-        for number, (item, line) in enumerate(zip(draft.messages, draft.lines, strict=False))
-        if item.json != line.went and number >= head
+        for number, (said, line) in enumerate(zip(came, draft.lines, strict=False))
+        if said.json != line.went and number >= head
     ]
-    _apply(_LEDGER, draft, context)
+    _apply(_LEDGER, draft, context, _nothing_at(draft, came[:head]))
     after = _remembered(draft, came, head, found, origin)
     for number, note in draft.notes.items():
         item = draft.messages[number]
@@ -184,13 +182,29 @@ def resent(row: Conversation, context: Context) -> Mapping[str, Any]:
     return {**body, "tools": [orjson.loads(tool) for tool in row.tools]} if row.tools else body
 
 
-def _apply(rules: tuple[Rule, ...], draft: Draft, context: Context) -> None:
+def _apply(
+    rules: tuple[Rule, ...], draft: Draft, context: Context, without: Collection[str] = ()
+) -> None:
+    """``without``: places where no rule would find anything."""
     for rule in rules:
-        if rule.name in context.on:
+        if rule.where not in without and rule.name in context.on:
             try:
                 rule.apply(draft, context)
             except Exception as error:
                 raise RuleFault(rule.name) from error
+
+
+def _nothing_at(draft: Draft, head: Sequence[Said]) -> set[str]:
+    """Where a request is what the ledger has, or the ledger has nothing."""
+    before = draft.before
+    firsts = [line.went for line in before.lines[: before.head]] if before else draft.clock
+    places = {
+        _SYSTEM: firsts and [*firsts] != [said.json for said in head],
+        _OLD: draft.unequal,
+        _HISTORY: draft.unequal or draft.answers,
+        _TOOLS: before and draft.tools,
+    }
+    return {place for place, found in places.items() if not found}
 
 
 def _tools(body: Mapping[str, Any]) -> list[Item] | None:
@@ -202,9 +216,10 @@ def _remembered(
     draft: Draft, came: list[Said], head: int, found: Found, origin: Conversation
 ) -> Conversation:
     """The conversation as of this request; lines that stayed the same are the same objects."""
-    old = chain(found.before.lines if found.before else (), repeat(None))
+    old = found.before.lines if found.before else ()
     lines: list[Line] = []
-    for number, (said, item, line) in enumerate(zip(came, draft.messages, old, strict=False)):
+    for number, (said, item) in enumerate(zip(came, draft.messages, strict=True)):
+        line = old[number] if number < len(old) else None
         note, json, went = draft.notes.get(number, ""), said.json, item.json
         if line and line.came == json and line.went == went and line.note == note:
             lines.append(line)
@@ -216,17 +231,20 @@ def _remembered(
         names = {tools.name_of(item.value) for item in draft.tools or ()}
         order = tuple((name, data) for name, data in order if name in names)
         answers = tuple(answer for answer in answers if answer.at <= found.known)
-    order = tools.remembered(order, draft.tools)
-    held = {data: data for _, data in order}
+    sent: list[bytes] = []
+    if draft.tools:
+        order = tools.remembered(order, draft.tools)
+        held = {data: data for _, data in order}
+        sent = [held.get(item.json, item.json) for item in draft.tools]
     return Conversation(
         id=before.id if found.goes_on else origin.id,
         namespace=origin.namespace,
         client=origin.client,
         lines=tuple(lines),
         head=head,
-        tools=tuple(held.get(item.json, item.json) for item in draft.tools or ()),
+        tools=tuple(sent),
         order=order,
-        settings=_settings({**draft.body, **draft.fields}),
+        settings=_settings(draft),
         answers=answers,
         prompt_n=before.prompt_n,
         used=origin.used,
@@ -234,7 +252,8 @@ def _remembered(
     )
 
 
-def _settings(body: Mapping[str, Any]) -> bytes:
+def _settings(draft: Draft) -> bytes:
+    body = {**draft.body, **draft.fields} if draft.fields else draft.body
     return orjson.dumps({name: body[name] for name in SETTINGS if name in body})
 
 

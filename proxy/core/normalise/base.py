@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -29,8 +29,7 @@ class Change:
     where: str
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(NamedTuple):
     """What is known around a request.
 
     ``on``: names of the rules that are on. ``client``: the recognised client program or ``""``.
@@ -39,7 +38,7 @@ class Context:
 
     on: frozenset[str]
     client: str = ""
-    traits: Traits = field(default_factory=Traits)
+    traits: Traits = Traits()
     today: str = ""
 
 

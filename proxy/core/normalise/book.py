@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain, takewhile
+from itertools import chain
 from typing import Any, NamedTuple
 
 import orjson
@@ -24,8 +23,7 @@ KEYS = 16_384  # of messages met before
 COMPARED = 16  # conversations that began alike whose system texts are compared
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """What the book knows of a request.
 
     ``before``: the conversation it continues or leaves, None for a new one. ``known``: how many
@@ -54,6 +52,7 @@ class Book:
         self._marks: dict[str, _Marks] = {}  # per conversation, its keys in _places
         self._places: dict[bytes, dict[str, None]] = {}
         self._sizes: dict[str, int] = {}
+        self._total = 0  # of the sizes
         self._keys: dict[bytes, bytes] = {}  # keys of messages seen lately
 
     def __len__(self) -> int:
@@ -81,7 +80,7 @@ class Book:
             if len(self._keys) >= KEYS:
                 self._keys.clear()
             self._keys[mark] = found
-        return Said(value, json, found)
+        return Said(value, json, found, str(value.get("role")) if isinstance(value, dict) else "")
 
     def find(
         self,
@@ -123,14 +122,16 @@ class Book:
         marks = _marks(row, self._rows.get(row.id), before)  # may raise: nothing is changed yet
         now, size = marks.all(), row.size
         self._rows.pop(row.id, None)  # the most recent stands last
-        for mark in before.all() - now:
-            self._leave(mark, row.id)
+        if marks is not before:
+            for mark in before.all() - now:
+                self._leave(mark, row.id)
         for mark in now:
             holders = self._places.setdefault(mark, {})
             holders.pop(row.id, None)  # the most recent stands last
             holders[row.id] = None
         self._rows[row.id] = row
         self._marks[row.id] = marks
+        self._total += size - self._sizes.get(row.id, 0)
         self._sizes[row.id] = size
         return self._shrink()
 
@@ -138,7 +139,7 @@ class Book:
         """Drop one; False when it is not here."""
         for mark in self._marks.pop(conversation, _NO_MARKS).all():
             self._leave(mark, conversation)
-        self._sizes.pop(conversation, None)
+        self._total -= self._sizes.pop(conversation, 0)
         return self._rows.pop(conversation, None) is not None
 
     def _leave(self, mark: bytes, conversation: str) -> None:
@@ -149,14 +150,10 @@ class Book:
 
     def _shrink(self) -> list[str]:
         most, room = self._limits
-        total = sum(self._sizes.values())
         gone: list[str] = []
-        for conversation in tuple(self._rows):
-            if len(self._rows) <= most and (total <= room or len(self._rows) == 1):
-                break
-            total -= self._sizes[conversation]
-            self.forget(conversation)
-            gone.append(conversation)
+        while len(self._rows) > most or (self._total > room and len(self._rows) > 1):
+            gone.append(next(iter(self._rows)))
+            self.forget(gone[-1])
         return gone
 
     def _candidates(
@@ -173,7 +170,7 @@ class Book:
         Beside each: whether its system text is the same but for a clock. Of those where it is
         another one only a few are compared.
         """
-        places = list(_running(namespace, [message.key for message in said[head:]]))
+        places = _running(namespace, [message.key for message in said[head:]])
         anchors = _anchors(namespace, ((m.value, m.key) for m in reversed(said))) if spoken else ()
         seen: set[str] = set()
         compared = 0
@@ -206,11 +203,12 @@ class Book:
 _CLOCK, _ANCHOR = b"clock", b"anchor"  # kinds of marks; the others are bare digests
 
 
-def _running(namespace: bytes, keys: Iterable[bytes]) -> Iterator[bytes]:
-    last = namespace
+def _running(namespace: bytes, keys: Iterable[bytes]) -> list[bytes]:
+    last, found = namespace, []
     for one in keys:
         last = blake2b(last + one, digest_size=KEY_BYTES).digest()
-        yield last
+        found.append(last)
+    return found
 
 
 def _anchors(namespace: bytes, messages: Iterable[tuple[Any, bytes]]) -> Iterator[bytes]:
@@ -230,7 +228,9 @@ class _Marks(NamedTuple):
     answers: tuple[bytes, ...] = ()
 
     def all(self) -> set[bytes]:
-        return {*self.places, *self.answers, *((self.clock,) if self.clock else ())}
+        found = {self.clock, *self.places, *self.answers}
+        found.discard(b"")
+        return found
 
 
 _NO_MARKS = _Marks()
@@ -241,18 +241,20 @@ def _marks(row: Conversation, old: Conversation | None, known: _Marks) -> _Marks
     clock, same, kept = b"", 0, False
     if old and old.namespace == row.namespace and _head(old) == _head(row):
         clock = known.clock  # masking a long text takes time
-        pairs = zip(old.lines[old.head :], row.lines[row.head :], strict=False)
-        same = sum(1 for _ in takewhile(lambda pair: pair[0].key == pair[1].key, pairs))
+        for one, other in zip(old.lines[old.head :], row.lines[row.head :], strict=False):
+            if one.key != other.key:
+                break
+            same += 1
         kept = old.answers == row.answers
     else:
         said = [orjson.loads(went) for went in _head(row)]
         clock = _clock_mark(row.namespace, said, row.client)
+    if kept and same == len(row.lines) - row.head == len(known.places):
+        return known
     places = known.places[:same]
     start = places[-1] if places else row.namespace
     keys = [line.key for line in row.lines[row.head + same :]]
     places = (*places, *_running(start, keys))
-    if kept and same == len(places) == len(known.places):
-        return known._replace(clock=clock)
     return _Marks(clock, places, tuple(_answer_marks(row, places)))
 
 
@@ -267,7 +269,7 @@ def _answer_marks(row: Conversation, places: Sequence[bytes]) -> Iterator[bytes]
 
 
 def _head(row: Conversation) -> tuple[bytes, ...]:
-    return tuple(line.went for line in row.lines[: row.head])
+    return tuple([line.went for line in row.lines[: row.head]])
 
 
 def _clock_mark(namespace: bytes, head: Sequence[Any], client: str) -> bytes:

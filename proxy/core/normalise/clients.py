@@ -8,14 +8,30 @@ Recognition chooses clocks to look for, metrics and priority; it never decides w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from proxy.core.conversation import SYSTEM
+from proxy.core.conversation import SYSTEM, texts_of
 
 START = 400  # characters of a text that are looked at
+
+T = TypeVar("T")
+
+
+class _Table(Generic[T]):
+    """What a text is, by how it begins: the first row that fits."""
+
+    def __init__(self, *rows: tuple[str, T]) -> None:
+        self._rows = rows
+        self._starts = tuple(start for start, _ in rows)
+
+    def find(self, text: str) -> T | None:
+        if not text.startswith(self._starts):  # as for most: asked once, not row by row
+            return None
+        return next(found for start, found in self._rows if text.startswith(start))
+
 
 # The name in ``X-Title``, or the product in ``User-Agent``: lower case, letters and digits only.
 _NAMES: Mapping[str, str] = MappingProxyType(
@@ -56,15 +72,8 @@ _NAMES: Mapping[str, str] = MappingProxyType(
 _CODEX = re.compile(r"codex(?:[_-][a-z_]+)?(?:/|$)")
 _PRODUCT = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _NOT_A_NAME = re.compile(r"[^a-z0-9]")
-# Headers no other program sends.
-_HEADERS = (
-    ("x-claude-code-session-id", "claude-code"),
-    ("x-openwebui-chat-id", "open-webui"),
-    ("x-openwebui-user-id", "open-webui"),
-    ("x-interaction-type", "copilot"),
-)
 # How the system text begins.
-_SYSTEMS = (
+_SYSTEMS = _Table(
     ("You are Claude Code, Anthropic's official CLI", "claude-code"),
     ("You are a Claude agent, built on Anthropic's Claude Agent SDK", "claude-code"),
     ("You are opencode", "opencode"),
@@ -99,7 +108,7 @@ _HOME_CLOCK = re.compile(
 )
 _ROLE_PLAY = re.compile(r"Write .{1,80}'s next reply in a fictional chat between ")
 # How the first user text begins.
-_USERS = (
+_USERS = _Table(
     ("This is the Qwen Code.", "qwen-code"),
     ("<session_context>\nThis is the Gemini CLI.", "gemini-cli"),
     ("### Task:\n", "open-webui"),
@@ -128,7 +137,7 @@ class Side(StrEnum):
 
 
 # How the system text of a side request begins.
-_SIDE_SYSTEMS = (
+_SIDE_SYSTEMS = _Table(
     ("You are naming a coding session", Side.TITLE),  # Claude Code (CC-12)
     ("Generate a concise, sentence-case title", Side.TITLE),
     ("You are coming up with a succinct title and git branch name", Side.TITLE),
@@ -140,7 +149,7 @@ _SIDE_SYSTEMS = (
     ("You are an anchored context summarization assistant", Side.SUMMARY),
 )
 # How the newest user text of a side request begins.
-_SIDE_USERS = (
+_SIDE_USERS = _Table(
     ("[SUGGESTION MODE: ", Side.SUGGESTION),  # Claude Code (CC-12)
     ("The user stepped away and is coming back", Side.RECAP),
     ("You are now acting as the memory extraction subagent", Side.MEMORY),
@@ -168,13 +177,15 @@ def client(headers: Mapping[str, str], system: str, first_user: str) -> str:
     user text, ``""`` where there is none. A program that says its name is believed first: many
     are built on another one and send that one's headers or prompt as well.
     """
+    for header, name in _HEADERS:
+        value = headers.get(header)
+        found = value and (name if isinstance(name, str) else name(value))
+        if found:
+            return found
     return (
-        _named(headers.get("x-title", ""))
-        or next((name for header, name in _HEADERS if headers.get(header)), "")
-        or _agent(headers.get("originator", ""))
-        or _agent(headers.get("user-agent", ""))
-        or _by_system(_BILLING.sub("", system[:START], count=1).lstrip())
-        or _by_user(first_user[:START].removeprefix("<system-reminder>").lstrip())
+        _by_system(system[:START])
+        or _USERS.find(first_user[:START].removeprefix("<system-reminder>").lstrip())
+        or ""
     )
 
 
@@ -189,15 +200,13 @@ def side(body: Mapping[str, Any], headers: Mapping[str, str]) -> Side:
             break
         for text in _starts(message):
             bare = _CLAUDE.sub("", _BILLING.sub("", text, count=1).lstrip(), count=1)
-            found = _begins(bare.lstrip(" -\n"), _SIDE_SYSTEMS)
-            if found:
+            if found := _SIDE_SYSTEMS.find(bare.lstrip(" -\n")):
                 return found
     last = messages[-1] if messages else None
     if not isinstance(last, dict) or last.get("role") != "user":
         return Side.MAIN
     for text in _starts(last):
-        found = _begins(text.lstrip(), _SIDE_USERS)
-        if found:
+        if found := _SIDE_USERS.find(text.lstrip()):
             return found
     probe = len(messages) == 1 and body.get("max_tokens") == 1 and last.get("content") == "quota"
     return Side.PROBE if probe else Side.MAIN
@@ -216,27 +225,29 @@ def _agent(value: str) -> str:
     return _named(product.group()) if product else ""
 
 
+# What a header says of its sender, or who alone sends it.
+_HEADERS: tuple[tuple[str, str | Callable[[str], str]], ...] = (
+    ("x-title", _named),
+    ("x-claude-code-session-id", "claude-code"),
+    ("x-openwebui-chat-id", "open-webui"),
+    ("x-openwebui-user-id", "open-webui"),
+    ("x-interaction-type", "copilot"),
+    ("originator", _agent),
+    ("user-agent", _agent),
+)
+
+
 def _by_system(text: str) -> str:
+    if not text:
+        return ""
+    text = _BILLING.sub("", text, count=1).lstrip()
     if _HOME_CLOCK.match(text):
         return "home-assistant"
     if _ROLE_PLAY.match(text):
         return "sillytavern"
-    return next((name for start, name in _SYSTEMS if text.startswith(start)), "")
+    return _SYSTEMS.find(text) or ""
 
 
-def _by_user(text: str) -> str:
-    return next((name for start, name in _USERS if text.startswith(start)), "")
-
-
-def _begins(text: str, table: tuple[tuple[str, Side], ...]) -> Side | None:
-    return next((found for start, found in table if text.startswith(start)), None)
-
-
-def _starts(message: Mapping[str, Any]) -> Iterator[str]:
+def _starts(message: Mapping[str, Any]) -> list[str]:
     """The beginnings of a message's text, or of its text parts."""
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [content]
-    for part in parts:
-        text = part.get("text") if isinstance(part, dict) else part
-        if isinstance(text, str):
-            yield text[:START]
+    return [text[:START] for text in texts_of(message)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -27,15 +26,10 @@ class Said(NamedTuple):
     value: Any
     json: bytes
     key: bytes
-
-    @property
-    def role(self) -> str:
-        """The message's role, ``""`` for what is no message."""
-        return str(self.value.get("role")) if isinstance(self.value, dict) else ""
+    role: str  # "" for what is no message
 
 
-@dataclass(frozen=True, slots=True)
-class Still:
+class Still(NamedTuple):
     """What may differ in a system text and leave it the same: clocks, and these blocks."""
 
     client: str
@@ -47,16 +41,13 @@ _BEFORE, _BEHIND = b'{"role":"system","content":"', b'"}'
 
 def same_head(row: Conversation, said: Sequence[Said], head: int) -> bool:
     """Whether the leading system messages are those that came or went."""
-    return (
-        row.head == head
-        and all(
-            (
-                line.key == message.key and message.json == line.came
-            )  # a key tells most of them apart
-            or (line.went is not line.came and message.json == line.went)
-            for line, message in zip(row.lines[:head], said[:head], strict=True)
-        )
-    )
+    if row.head != head:
+        return False
+    for line, message in zip(row.lines[:head], said[:head], strict=True):
+        came = line.key == message.key and message.json == line.came  # a key tells most apart
+        if not came and (line.went is line.came or message.json != line.went):
+            return False
+    return True
 
 
 def like_head(row: Conversation, said: Sequence[Said], head: int) -> bool:
@@ -146,13 +137,13 @@ def repeated(row: Conversation, said: Sequence[Said], head: int, client: str) ->
     """
     if row.head != head:
         return 0
-    first = first_user(message.value for message in said)
     known = head
     for line, message in zip(row.lines[head:], said[head:], strict=False):
         if line.key != message.key:
             if not follows(row, said, known + 1):
                 break
             old = orjson.loads(line.went)
+            first = first_user(message.value for message in said)
             same = stood_still(old, message.value, client, first=known == first)
             if not same and not reminder_left(old, message.value):
                 break

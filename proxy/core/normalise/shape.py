@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from proxy.core.conversation import head_length, plain
+from proxy.core.conversation import SYSTEM, plain
 from proxy.core.normalise.base import Context, Draft, Item
 
 # volatile-fields.md CC-1: every field ends in ";" and is one of cc_version, cc_entrypoint, cch,
@@ -18,9 +18,9 @@ _DROPPED = ("context_management",)
 
 def billing_header(draft: Draft, _context: Context) -> None:
     """Delete Claude Code's billing block where it opens the system text, and nowhere else."""
-    if not draft.messages or head_length([draft.messages[0].value]) == 0:
+    first = draft.messages[0] if draft.messages else None
+    if first is None or not isinstance(first.value, dict) or first.value.get("role") not in SYSTEM:
         return
-    first = draft.messages[0]
     content = first.value.get("content")
     if isinstance(content, str):
         found = _BILLING.match(content)

@@ -110,9 +110,9 @@ def reminder_left(old: Any, new: Any) -> bool:
 def template_date(draft: Draft, context: Context) -> None:
     """The date a template writes by itself is the one of the conversation's first request (T-1)."""
     traits = context.traits
-    given = draft.body.get(_KWARGS)
     if not (traits.writes_date and traits.has_date_string and context.today):
         return
+    given = draft.body.get(_KWARGS)
     if given is not None and (not isinstance(given, dict) or "date_string" in given):
         return
     sent = orjson.loads(draft.before.settings).get(_KWARGS) if draft.before else None
@@ -131,12 +131,15 @@ def tail_note(draft: Draft, _context: Context) -> None:
     The last user or tool message carries it. In a tool loop once a minute is enough, and where that
     message was sent before and something follows it (the beginning of an answer to go on with).
     """
+    noted = [(number, line.note) for number, line in enumerate(draft.lines) if line.note]
+    if not (noted or draft.stale or draft.stale_first):
+        return
     target = note_target(draft)
     fresh = target is not None and (target >= draft.known or target == len(draft.messages) - 1)
     told = ""
-    for number, line in enumerate(draft.lines):
-        if line.note and not (fresh and number == target):
-            draft.notes[number] = told = line.note
+    for number, note in noted:
+        if not (fresh and number == target):
+            draft.notes[number] = told = note
             draft.did("tail-note", f"messages[{number}].content")
     if target is None:
         return
@@ -152,8 +155,10 @@ def tail_note(draft: Draft, _context: Context) -> None:
 
 def leading_systems(draft: Draft, context: Context) -> None:
     """Two leading system messages become one, where the template refuses two (OC-6)."""
+    if context.traits.two_systems is not False:
+        return
     count = head_length(item.value for item in draft.messages)
-    if context.traits.two_systems is not False or count < 2:  # noqa: PLR2004 - two is the point
+    if count < 2:  # noqa: PLR2004 - two is the point
         return
     texts = [text_of(item.value) for item in draft.messages[:count]]
     if None in texts:

@@ -104,6 +104,11 @@ def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
+def system(text: str) -> dict[str, Any]:
+    """A system message."""
+    return {"role": "system", "content": text}
+
+
 def part(text: str) -> list[dict[str, Any]]:
     """A text as a list of one part."""
     return [{"type": "text", "text": text}]
@@ -368,12 +373,16 @@ def test_a_rule_that_raises(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None
     def boom(*_: Any) -> None:
         raise ZeroDivisionError("secret")
 
+    desk = Desk(on=ALL | {rule.name})
+    tools = [{"type": "function", "function": {"name": "read"}}]
+    desk.hear(desk.ask(system("It is 10:01:00."), user("hello"), tools=tools), "hi")
     for group in ("_SHAPE", "_LEDGER", "_TEMPLATE"):
         found = getattr(core, group)
         broken = tuple(replace(one, apply=boom) if one is rule else one for one in found)
         monkeypatch.setattr(core, group, broken)
-    desk = Desk(on=ALL | {rule.name})
-    turn = desk.ask(user(part("hello")))
+    # Everything differs a little: there is something to look at for every rule.
+    again = [system("It is 10:02:00."), user("hello "), said("hi"), user(part("more"))]
+    turn = desk.ask(*again, tools=tools)
     assert turn.call.raw is turn.original.raw
     assert (turn.altered, turn.kept) == (False, True)
     assert desk.count(f'rules_total{{outcome="fault",rule="{rule.name}"}}') == 1

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import proxy.core.normalise as normalising
 from proxy.core.normalise import RULES, RuleFault, switched_on
 from proxy.core.normalise.base import Context, Default, Draft, Rule
+from proxy.core.normalise.match import Said
 from proxy.core.template import Traits
-from tests.unit.core.normalise.kit import Desk, Message, rules, sent, system, user
+from tests.unit.core.normalise.kit import (
+    Desk,
+    Message,
+    assistant,
+    rules,
+    sent,
+    system,
+    tool,
+    user,
+)
 from tests.unit.core.normalise.scenes import SCENES, Scene
+from tests.unit.core.normalise.test_invariants import plays
 
 NAMES = [rule.name for rule in RULES]
 DEFAULTS = {rule.name: rule.default for rule in RULES}
@@ -155,11 +171,77 @@ def test_a_rule_that_raises_is_named(name: str, monkeypatch: pytest.MonkeyPatch)
 
     for table in ("_SHAPE", "_LEDGER", "_TEMPLATE"):
         monkeypatch.setattr(normalising, table, tuple(map(broken, getattr(normalising, table))))
+    scene = SCENES[name]
     with pytest.raises(RuleFault) as caught:
-        Desk(rules=[f"+{name}"]).ask(user("q"))
+        scene.play(desk_for(scene, f"+{name}"))
     assert caught.value.rule == name
     assert isinstance(caught.value.__cause__, BrokenError)
-    assert Desk(rules=[f"-{name}"]).ask(user("q")).changes == ()
+    assert name not in rules(scene.play(desk_for(scene, f"-{name}")))
+
+
+@contextmanager
+def asking_all() -> Iterator[set[str]]:
+    """Ledger rules that are not asked, for want of anything to find, are asked too: in vain.
+
+    Gives the places that were left out.
+    """
+    nothing_at, seen = normalising._nothing_at, set()
+
+    def checked(draft: Draft, head: Sequence[Said]) -> set[str]:
+        places = nothing_at(draft, head)
+        trial = deepcopy(draft)
+        for rule in normalising._LEDGER:
+            if rule.where in places:
+                rule.apply(trial, Context(switched_on("safe", ()), "claude-code"))
+        assert [item.json for item in trial.messages] == [item.json for item in draft.messages]
+        assert [item.json for item in trial.tools or ()] == [i.json for i in draft.tools or ()]
+        assert (trial.changes, trial.stale) == (draft.changes, draft.stale)
+        seen.update(places)
+        return places
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(normalising, "_nothing_at", checked)
+        yield seen
+
+
+def test_a_new_request_asks_nothing_of_the_ledger() -> None:
+    """Rules with nothing to look at are left out, and only these."""
+    with asking_all() as places:
+        Desk().ask(system("s"), user("q"), tools=[tool("t")])
+    assert places == {"history", "system text", "old user messages", "tools"}
+    with asking_all() as places:
+        desk = Desk()
+        first = desk.ask(system("It is 10:01:00."), user("q"), tools=[tool("t")], keep=False)
+        desk.book.keep(first.after)
+        desk.hear(first, assistant("a"))
+        places.clear()
+        moved = system("It is 10:02:00.")
+        desk.ask(moved, user("q "), assistant("a"), user("r"), tools=[tool("t")])
+    assert places == set()
+
+
+def test_a_history_is_repaired_in_a_retry_too() -> None:
+    """Nothing was answered since: only what was sent before can be put back."""
+    desk = Desk()
+    desk.hear(desk.ask(user("q")), assistant("hi \n"))
+    first, again = (desk.ask(user("q"), assistant("hi"), user("r")) for _ in range(2))
+    assert sent(again) == sent(first) == [user("q"), assistant("hi \n"), user("r")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_not_asked_would_find_nothing(name: str) -> None:
+    """In no scene does a ledger rule stay out that had something to do."""
+    scene = SCENES[name]
+    with asking_all():
+        scene.play(desk_for(scene, f"+{name}"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_what_is_not_asked_would_find_nothing_whatever_comes(data: st.DataObject) -> None:
+    """However the client mangles what it got."""
+    with asking_all():
+        assert list(plays(Desk(), data))
 
 
 def test_untouched_elements_keep_their_bytes() -> None:
