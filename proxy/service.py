@@ -107,7 +107,9 @@ async def _serve(
         if url is None:
             return 0
         gc.freeze()  # what lives as long as the process is not looked through again
-        log.info("listening", url=url, backend=config.backend.url, mode=str(app.scheduler.mode))
+        loop, _, _ = type(asyncio.get_running_loop()).__module__.partition(".")
+        told = {"backend": config.backend.url, "mode": str(app.scheduler.mode), "loop": loop}
+        log.info("listening", url=url, **told)
         manager.ready(f"listening on {url}")
         if reloader is not None:  # not before: it says ready, too
             reloading = asyncio.create_task(reloader.run(), name="reload")

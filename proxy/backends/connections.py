@@ -7,17 +7,21 @@ connection made on the way cost 1 ms of each first token (issue 2; ``tests.bench
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from contextlib import suppress
 from functools import partial
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
+from aiohappyeyeballs import start_connection
 from aiohttp.client_proto import ResponseHandler
 
 from proxy.errors import BackendAbsentError, SlotkeeperError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiohappyeyeballs import AddrInfoType
     from yarl import URL
 
 # llama-server closes an idle connection after 5 s. Dropping ours well before leaves no moment in
@@ -35,7 +39,8 @@ class Connections:
     def __init__(self, url: URL, *, connect_timeout: float, ahead: bool) -> None:
         """``connect_timeout`` in seconds; ``ahead``: have one ready for who comes next."""
         self._url = url
-        self._literal = _is_address(url.host or "")
+        # of an address that is no name: no thread is asked for it
+        self._address = _numeric(url.host or "", url.port or 0)
         self._timeout = connect_timeout
         self._ahead = ahead
         self._idle: dict[Connection, asyncio.TimerHandle] = {}  # the newest last
@@ -97,12 +102,12 @@ class Connections:
             self._tls = ssl.create_default_context()
         try:
             async with asyncio.timeout(self._timeout):
+                made = await self._socket(url.host or "", url.port or 0)
                 _, connection = await loop.create_connection(
                     partial(ResponseHandler, loop),
-                    url.host or "",
-                    url.port or 0,
+                    sock=made,
                     ssl=self._tls,
-                    happy_eyeballs_delay=None if self._literal else STAGGER_SECONDS,
+                    server_hostname=url.host if self._tls else None,
                 )
         except TimeoutError as error:
             raise BackendAbsentError(
@@ -115,9 +120,16 @@ class Connections:
             ) from error
         return connection
 
+    async def _socket(self, host: str, port: int) -> socket.socket:
+        """Of a name's addresses the first that answers, as any loop can (uvloop's own cannot)."""
+        loop = asyncio.get_running_loop()
+        found = self._address or await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return await start_connection(found, happy_eyeballs_delay=STAGGER_SECONDS, loop=loop)
 
-def _is_address(host: str) -> bool:
-    """It is no name that stands for several addresses."""
-    with suppress(ValueError):
-        return bool(ip_address(host))
-    return False
+
+def _numeric(host: str, port: int) -> Sequence[AddrInfoType]:
+    """What ``getaddrinfo`` tells of an address; nothing of a name, which may take seconds."""
+    with suppress(OSError):
+        flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    return []

@@ -56,15 +56,24 @@ class Service:
 Start = Callable[[], Awaitable[Service]]
 
 
+@pytest.fixture(params=["asyncio", "uvloop"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Which event loop."""
+    return str(request.param)
+
+
 @pytest.fixture
-async def start(fake: FakeLlamaServer, slot_dir: Path) -> AsyncIterator[Start]:
-    """Starts services in front of the fake; what still runs at the end is killed."""
+async def start(fake: FakeLlamaServer, slot_dir: Path, kind: str) -> AsyncIterator[Start]:
+    """Starts services in front of the fake, on each event loop; what runs at the end is killed."""
     services: list[Service] = []
+    uvloop = kind == "uvloop"
 
     async def begin() -> Service:
-        command = [sys.executable, "-m", "proxy", "serve", "--backend", fake.url, "--port", "0"]
+        backend = fake.url.replace("127.0.0.1", "localhost") if uvloop else fake.url
+        command = [sys.executable, "-m", "proxy", "serve", "--backend", backend, "--port", "0"]
         environ = {
             **os.environ,
+            "PYTHONPATH": str(Path(sys.prefix) / "uvloop") if uvloop else "",
             "SLOTKEEPER_CACHE__KEEP_FREE": "0",
             "SLOTKEEPER_CACHE__IDLE_SECONDS": "3600",
             "SLOTKEEPER_SERVER__LOG_FORMAT": "json",
@@ -90,10 +99,12 @@ async def start(fake: FakeLlamaServer, slot_dir: Path) -> AsyncIterator[Start]:
 
 
 @pytest.fixture
-async def service(start: Start) -> Service:
+async def service(start: Start, kind: str) -> Service:
     """One that listens."""
     one = await start()
-    one.url = (await one.logs("listening"))["url"]
+    listening = await one.logs("listening")
+    assert listening["loop"] == kind
+    one.url = listening["url"]
     return one
 
 
