@@ -156,13 +156,17 @@ class Holdings:
             return Refusal.WRITE_BUDGET
         if refusal := unroomy(self.limits, self._store.all_snapshots(), size):
             return refusal
-        if not await self._delete(self.over(size, keep), Cause.SPACE) and self._full(size):
-            return Refusal.UNDELETED
         try:
             free = await self._free()
         except OSError:
             return Refusal.NO_DIRECTORY
-        return Refusal.DISK_FULL if free - size < self.budget.keep_free else None
+        gone = self.over(size, keep)
+        freed = sum(one.size for one in self._store.all_snapshots() if one.id in gone)
+        if free + freed - size < self.budget.keep_free:
+            return Refusal.DISK_FULL  # before anything goes for a state that has no room
+        if not await self._delete(gone, Cause.SPACE) and self._full(size):
+            return Refusal.UNDELETED
+        return None
 
     def _full(self, size: int) -> bool:
         n_bytes, n_files = self._store.usage()

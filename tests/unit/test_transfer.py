@@ -705,6 +705,29 @@ async def test_what_passes_again_is_no_longer_refused(
     assert place.transfer.refused_from == math.inf
 
 
+async def test_nothing_goes_for_a_state_the_disk_has_no_room_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store's own limit would be kept by deleting, but the disk would be full all the same."""
+    size = len(state_bytes(range(300)))
+    place.transfer.costs.observe_size(300, size)
+    assert (await place.save(range(300))).n_saved == 300
+    place.transfer.limits = replace(place.transfer.limits, max_bytes=size + size // 2)
+    place.transfer.budget = replace(place.transfer.budget, keep_free=GIB)
+    room = GIB - 1
+
+    async def free_bytes() -> int:
+        return room
+
+    monkeypatch.setattr(place.store, "free_bytes", free_bytes)
+    assert (await place.save(range(5000, 5300))).n_saved == 0
+    assert place.transfer.refused is Refusal.DISK_FULL
+    assert len(place.store.all_snapshots()) == 1
+    room = GIB + size // 2  # what goes makes room for what comes
+    assert (await place.save(range(5000, 5300))).n_saved == 300
+    assert len(place.store.all_snapshots()) == 1
+
+
 async def test_a_forgotten_conversation_is_no_reason_to_save_no_other(place: Place) -> None:
     """Its refusal is its own."""
     await place.transfer.forget("a")
