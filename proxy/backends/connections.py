@@ -61,7 +61,7 @@ class Connections:
         return await self._open()
 
     def give(self, connection: Connection, *, keep: bool) -> None:
-        """Its request is over. ``keep``: it may serve again, if the answer was read to its end."""
+        """Its request is over. ``keep``: it may serve again, its answer has come to its end."""
         if keep and connection.is_connected() and not connection.should_close:
             self._rest(connection)
             return

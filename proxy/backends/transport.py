@@ -93,6 +93,11 @@ class Answer:
         self.status: int = message.code
         self.headers: Headers = answer_headers(message.headers.items())
 
+    @property
+    def over(self) -> bool:
+        """All of it has arrived."""
+        return self._content.is_eof()
+
     async def read_some(self) -> bytes:
         """The next bytes of the body, ``b""`` at its end; cancelling loses none.
 
@@ -151,6 +156,7 @@ class Transport:
         self, method: str, head: bytes, body: bytes | None, *, keep: bool
     ) -> AsyncIterator[Answer]:
         connection = await self._connections.take()
+        answer: Answer | None = None
         try:
             try:
                 await self._write(connection, method, head, body or b"")
@@ -159,7 +165,9 @@ class Transport:
                 raise _named(error) from error
             yield answer
         finally:
-            self._connections.give(connection, keep=keep)
+            # One whose answer is still to come would give it to the next request.
+            over = answer is not None and answer.over
+            self._connections.give(connection, keep=keep and over)
 
     async def _write(self, connection: Connection, method: str, head: bytes, body: bytes) -> None:
         connection.set_response_params(

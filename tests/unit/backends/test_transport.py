@@ -172,9 +172,13 @@ async def test_pieces_come_as_they_arrive() -> None:
         assert await got.read_some() == b""
 
 
+@pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("started", [True, False])
-async def test_leaving_closes_the_connection(started: bool) -> None:
-    """Leaving before the end, or being cancelled before the answer began, closes the socket."""
+async def test_leaving_closes_the_connection(*, started: bool, keep: bool) -> None:
+    """Leaving before the end, or being cancelled before the answer began, closes the socket.
+
+    Kept, it would give this answer to the next request.
+    """
     asked, gone = asyncio.Event(), asyncio.Event()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -189,7 +193,7 @@ async def test_leaving_closes_the_connection(started: bool) -> None:
     async with raw_server(handle) as server, transport(server.url) as client:
 
         async def ask() -> None:
-            async with client.send("POST", "/", [], b"{}") as got:
+            async with client.send("POST", "/", [], b"{}", keep=keep) as got:
                 await got.read_some()
 
         task = asyncio.create_task(ask())
