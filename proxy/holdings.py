@@ -85,7 +85,7 @@ class Holdings:
 
     @refused.setter
     def refused(self, why: Refusal | None) -> None:
-        self._tries = why, math.inf, self.limits, self.budget
+        self._tries = why, math.inf, self._terms()
 
     @property
     def refused_from(self) -> float:
@@ -93,14 +93,18 @@ class Holdings:
         return self._believed()[1]
 
     def _believed(self) -> tuple[Refusal | None, float]:
-        why, least, *terms = self._tries
-        new_day = why is Refusal.WRITE_BUDGET and self._clock() - self._written_day >= DAY
-        return (None, math.inf) if new_day or terms != [self.limits, self.budget] else (why, least)
+        why, least, terms = self._tries
+        return (why, least) if terms == self._terms() else (None, math.inf)
 
-    def _tried(self, content: Content, why: Refusal | None) -> None:
-        """A save was, or was not, let through."""
-        least = refused_from(self.refused_from, self.costs.size(content.n_tokens), why)
-        self._tries = why, least, self.limits, self.budget
+    def _terms(self) -> tuple[Limits, Budget, float | None]:
+        """What a refusal was made under: the limits, the budget, and the day it is for."""
+        today = self._clock() - self._written_day < DAY
+        return self.limits, self.budget, self._written_day if today else None
+
+    def _tried(self, size: int, why: Refusal | None) -> None:
+        """A save of what was reckoned to be ``size`` bytes went through, or was refused."""
+        least = refused_from(self.refused_from, size, why)
+        self._tries = why, least, self._terms()
 
     @property
     def retired(self) -> bool:

@@ -112,10 +112,11 @@ class Transfer(Holdings):
             return content
 
     async def _save(self, slot: int, content: Content, keep: frozenset[str]) -> Content:
-        self._tried(content, await self._room(content, keep))
-        if self.refused:
+        size = self.costs.size(content.n_tokens)
+        if why := await self._room(content, keep):
+            self._tried(size, why)
             self._metrics.saved(Outcome.REFUSED)
-            log.info("save.refused", slot=slot, why=str(self.refused))
+            log.info("save.refused", slot=slot, why=str(why))
             return content
         name = self._store.staging_name()
         try:
@@ -131,7 +132,9 @@ class Transfer(Holdings):
         if content.prompt.conversation in self._forgotten:  # while it was saved
             await self._delete([snapshot.id], Cause.FORGOTTEN)
             return content
-        self._tried(content, await self._take_in(snapshot, keep))
+        refusal = await self._take_in(snapshot, keep)
+        learned = self.costs.size(content.n_tokens)  # what the likes of it are reckoned from now on
+        self._tried(learned if refusal else max(size, learned), refusal)
         self.gauge()
         if self.refused:
             log.info("save.refused", slot=slot, why=str(self.refused))

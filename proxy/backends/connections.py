@@ -7,6 +7,7 @@ connection made on the way cost 1 ms of each first token (issue 2; ``tests.bench
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import ssl
 from contextlib import suppress
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
 # which a POST meets a dying connection and nobody knows whether it was processed, so a POST is
 # never sent twice.
 KEEPALIVE_SECONDS = 3.0
-STAGGER_SECONDS = 0.25  # a name's next address is tried beside one that stays silent (RFC 8305)
+# A name's next address is tried beside one that stays silent (RFC 8305): aiohttp's own helper does
+# it, on any event loop; uvloop's ``create_connection`` cannot.
+STAGGER_SECONDS = 0.25
+NAME_SECONDS = 10.0  # what a name stands for is asked again after that
 
 Connection = ResponseHandler
 
@@ -38,20 +42,19 @@ class Connections:
 
     def __init__(self, url: URL, *, connect_timeout: float, ahead: bool) -> None:
         """``connect_timeout`` in seconds; ``ahead``: have one ready for who comes next."""
-        self._url = url
-        # of an address that is no name: no thread is asked for it
-        self._address = _numeric(url.host or "", url.port or 0)
+        self._host, self._port = url.host or "", url.port or 0
+        self._secure = url.scheme == "https"
+        self._tls: ssl.SSLContext | None = None
         self._timeout = connect_timeout
         self._ahead = ahead
+        self._addresses = _numeric(self._host, self._port)
+        self._fresh = math.inf if self._addresses else 0.0  # until then they hold
         self._idle: dict[Connection, asyncio.TimerHandle] = {}  # the newest last
         self._opening: asyncio.Task[None] | None = None
-        self._tls: ssl.SSLContext | None = None
         self._closed = False
 
     async def take(self) -> Connection:
         """One that nobody else uses. Raises ``BackendAbsentError``."""
-        if self._opening is not None and not self._idle:
-            await asyncio.wait({self._opening})
         while self._idle:
             connection, expiry = self._idle.popitem()
             expiry.cancel()
@@ -61,11 +64,13 @@ class Connections:
         return await self._open()
 
     def give(self, connection: Connection, *, keep: bool) -> None:
-        """Its request is over. ``keep``: it may serve again, its answer has come to its end."""
-        if keep and connection.is_connected() and not connection.should_close:
+        """Its request is over. ``keep``: it may serve again, if its answer came to its end."""
+        transport = connection.transport
+        unsent = transport is not None and transport.get_write_buffer_size() > 0
+        if keep and transport and not (unsent or connection.should_close or self._closed):
             self._rest(connection)
             return
-        if connection.writing_paused:  # the rest of a large body: nobody would wait for it
+        if unsent:  # the rest of a large body: nobody waits for its answer
             connection.abort()
         connection.close()
         if self._ahead and not (self._idle or self._opening or self._closed):
@@ -74,10 +79,11 @@ class Connections:
     async def close(self) -> None:
         """Close those that rest; one that is in use is its user's to end."""
         self._closed = True
-        if self._opening is not None:
-            self._opening.cancel()
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.cancel()
             with suppress(asyncio.CancelledError):
-                await self._opening
+                await opening
         for connection in list(self._idle):
             self._expire(connection)
 
@@ -97,39 +103,45 @@ class Connections:
             self._opening = None
 
     async def _open(self) -> Connection:
-        url, loop = self._url, asyncio.get_running_loop()
-        if url.scheme == "https" and self._tls is None:
-            self._tls = ssl.create_default_context()
+        loop = asyncio.get_running_loop()
+        if self._secure and self._tls is None:
+            self._tls = await asyncio.to_thread(ssl.create_default_context)  # reads many files
         try:
             async with asyncio.timeout(self._timeout):
-                made = await self._socket(url.host or "", url.port or 0)
+                made = await start_connection(
+                    await self._resolved(), happy_eyeballs_delay=STAGGER_SECONDS, loop=loop
+                )
                 _, connection = await loop.create_connection(
                     partial(ResponseHandler, loop),
                     sock=made,
                     ssl=self._tls,
-                    server_hostname=url.host if self._tls else None,
+                    server_hostname=self._host if self._tls else None,
                 )
         except TimeoutError as error:
             raise BackendAbsentError(
                 "the backend did not accept the connection in time", hint="is its address right?"
             ) from error
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "that is no name"
             raise BackendAbsentError(
-                f"no connection to the backend: {error.strerror or 'refused'}",
+                f"no connection to the backend: {why or 'refused'}",
                 hint="is it running, and is its address right?",
             ) from error
         return connection
 
-    async def _socket(self, host: str, port: int) -> socket.socket:
-        """Of a name's addresses the first that answers, as any loop can (uvloop's own cannot)."""
+    async def _resolved(self) -> Sequence[AddrInfoType]:
         loop = asyncio.get_running_loop()
-        found = self._address or await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return await start_connection(found, happy_eyeballs_delay=STAGGER_SECONDS, loop=loop)
+        if loop.time() >= self._fresh:
+            self._addresses = await loop.getaddrinfo(
+                self._host, self._port, type=socket.SOCK_STREAM
+            )
+            self._fresh = loop.time() + NAME_SECONDS
+        return self._addresses
 
 
 def _numeric(host: str, port: int) -> Sequence[AddrInfoType]:
     """What ``getaddrinfo`` tells of an address; nothing of a name, which may take seconds."""
-    with suppress(OSError):
+    with suppress(OSError, UnicodeError):
         flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     return []

@@ -6,13 +6,12 @@ cookie jar, invented, sent twice or taken from the environment.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from aiohttp import ClientError, ClientPayloadError
-from aiohttp.http import HttpProcessingError, StreamWriter
+from aiohttp.http import HttpProcessingError
 from yarl import URL
 
 from proxy.backends.connections import Connections
@@ -50,7 +49,7 @@ WHOLE = "x-slotkeeper-whole"  # likewise: its client gets nothing before the ans
 # the connection is closed, so nothing could be cancelled (llama-server.md 1.13).
 NOT_FORWARDED = frozenset({"host", "content-length", "expect", "x-conversation-id", OWNER, WHOLE})
 WITH_BODY = frozenset({"PATCH", "POST", "PUT"})  # a length is said even if there is none
-INFORMATIONAL = range(100, 200)
+INFORMATIONAL = frozenset({100, *range(102, 200)})  # another answer follows
 READ_AHEAD = 2**16  # bytes of an answer before the backend has to wait for a slow client
 COPIED = 2**18  # bytes of a body that go out with the head in one piece
 
@@ -92,11 +91,6 @@ class Answer:
         self._content = content
         self.status: int = message.code
         self.headers: Headers = answer_headers(message.headers.items())
-
-    @property
-    def over(self) -> bool:
-        """All of it has arrived."""
-        return self._content.is_eof()
 
     async def read_some(self) -> bytes:
         """The next bytes of the body, ``b""`` at its end; cancelling loses none.
@@ -156,20 +150,20 @@ class Transport:
         self, method: str, head: bytes, body: bytes | None, *, keep: bool
     ) -> AsyncIterator[Answer]:
         connection = await self._connections.take()
-        answer: Answer | None = None
+        answered = False
         try:
             try:
-                await self._write(connection, method, head, body or b"")
+                self._write(connection, method, head, body or b"")
                 answer = await _answer(connection)
+                answered = True
             except FAILURES as error:
                 raise _named(error) from error
             yield answer
         finally:
             # One whose answer is still to come would give it to the next request.
-            over = answer is not None and answer.over
-            self._connections.give(connection, keep=keep and over)
+            self._connections.give(connection, keep=keep and answered)
 
-    async def _write(self, connection: Connection, method: str, head: bytes, body: bytes) -> None:
+    def _write(self, connection: Connection, method: str, head: bytes, body: bytes) -> None:
         connection.set_response_params(
             skip_payload=method == "HEAD",
             read_until_eof=True,
@@ -185,8 +179,6 @@ class Transport:
         else:
             writer.write(head)
             writer.write(body)
-        if connection.writing_paused:
-            await StreamWriter(connection, asyncio.get_running_loop()).drain()
         connection.start_timeout()
 
     def _head(
@@ -213,6 +205,7 @@ async def _answer(connection: Connection) -> Answer:
         message, content = await connection.read()
         if message.code not in INFORMATIONAL:
             return Answer(message, content)
+        connection.start_timeout()  # what came so far is no answer
 
 
 FAILURES = (ClientError, HttpProcessingError, OSError)

@@ -52,9 +52,10 @@ class Refusal(StrEnum):
         if self is Refusal.FORGOTTEN:
             return math.inf  # that conversation alone
         # Elsewhere a smaller one may fit into what is left of the store, the disk or the day.
-        return 0 if self in (Refusal.NO_DIRECTORY, Refusal.UNDELETED) else size
+        return 0 if self in _WHATEVER_SIZE else size
 
 
+_WHATEVER_SIZE = (Refusal.NO_DIRECTORY, Refusal.UNDELETED, Refusal.PINS_FULL)
 _ADVICE = {
     Refusal.WRITE_BUDGET: "nothing more is saved today: raise cache.daily_write",
     Refusal.TOO_LARGE: "a state is larger than the whole store may be: raise cache.max_bytes",

@@ -80,7 +80,7 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
     to a stream, an envelope would look like a complete answer.
     """
     identity = request[REQUEST_ID] = logs.request_id(request.headers.get("X-Request-Id"))
-    structlog.contextvars.bind_contextvars(request_id=identity)  # until the connection's next one
+    structlog.contextvars.bind_contextvars(request_id=identity)  # each has a task of its own
     try:
         return await handler(request)
     except SlotkeeperError as error:

@@ -17,17 +17,17 @@ from proxy.core.conversation import SYSTEM, texts_of
 
 START = 400  # characters of a text that are looked at
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-class _Table(Generic[T]):
+class _Table(Generic[_T]):
     """What a text is, by how it begins: the first row that fits."""
 
-    def __init__(self, *rows: tuple[str, T]) -> None:
+    def __init__(self, *rows: tuple[str, _T]) -> None:
         self._rows = rows
         self._starts = tuple(start for start, _ in rows)
 
-    def find(self, text: str) -> T | None:
+    def find(self, text: str) -> _T | None:
         if not text.startswith(self._starts):  # as for most: asked once, not row by row
             return None
         return next(found for start, found in self._rows if text.startswith(start))

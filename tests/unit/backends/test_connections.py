@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 
 from proxy.backends import connections
 from proxy.backends.transport import Transport
 from proxy.engine import free_port
-from proxy.errors import BackendAbsentError
+from proxy.errors import BackendAbsentError, BackendTimeoutError
 from tests.unit.backends.raw import RawServer, http, raw_server, read_request
 
 
@@ -73,11 +74,19 @@ async def once(transport: Transport) -> None:
         assert await got.read() == b"ok"
 
 
+async def rested(transport: Transport) -> None:
+    """One was opened ahead, and rests."""
+    opening = transport._connections._opening
+    assert opening is not None
+    await asyncio.wait_for(opening, 10)
+    assert transport._connections._idle
+
+
 async def test_the_next_request_finds_a_connection() -> None:
     """After a request one is opened ahead, and the next request goes over it."""
     async with ahead() as (counted, server, transport):
         await once(transport)
-        await counted.until(2)
+        await rested(transport)
         assert (server.connections, counted.served) == (2, [1])
         await once(transport)
         assert counted.served == [1, 2]
@@ -87,6 +96,7 @@ async def test_one_that_the_backend_closed_is_left_alone() -> None:
     """A connection that ended while it rested is no request's failure: another one is made."""
     async with ahead() as (counted, _, transport):
         await once(transport)
+        await rested(transport)
         await counted.until(2)
         counted.gone.clear()
         counted.hang_up.set()
@@ -199,3 +209,85 @@ async def test_a_header_is_one_line(value: str) -> None:
     with pytest.raises(ValueError, match="line break"):
         transport.send("GET", "/", [("X-A", value)], None)
     await transport.close()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_an_answer_before_the_body_has_gone(*, ends: bool) -> None:
+    """A large body that is refused at its head: the answer is heard, whatever the server does."""
+    asked = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(http(b"no", "413 Payload Too Large"))
+        await writer.drain()
+        if not ends:
+            await asked.wait()
+
+    async with raw_server(handle) as server:
+        transport = Transport(server.url, connect_timeout=2, silence_timeout=20)
+        async with transport.send("POST", "/", [], bytes(2**25), keep=True) as got:
+            assert (got.status, await got.read()) == (413, b"no")
+        asked.set()
+        assert not transport._connections._idle, "half a body would be the next request's head"
+        await transport.close()
+
+
+async def test_a_name_is_asked_for_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a name stands for is remembered a moment, and asked again later; an address never is."""
+    counted, asked = Counted(), 0
+    loop = asyncio.get_running_loop()
+    real = loop.getaddrinfo
+
+    async def getaddrinfo(*args: Any, **more: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return await real(*args, **more)
+
+    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+    async with raw_server(counted.handle) as server:
+        for host, seconds, expected in (
+            ("127.0.0.1", 10, 0),
+            ("localhost", 10, 1),
+            ("localhost", 0, 3),
+        ):
+            asked = 0
+            monkeypatch.setattr(connections, "NAME_SECONDS", seconds)
+            url = server.url.replace("127.0.0.1", host)
+            transport = Transport(url, connect_timeout=2, silence_timeout=20)
+            for _ in range(3):
+                await once(transport)
+            assert asked == expected, (host, seconds)
+            await transport.close()
+
+
+async def test_closed_for_good() -> None:
+    """Closed in the very step in which one was to be opened ahead; a late request keeps none."""
+    async with ahead() as (_, server, transport):
+        async with transport.send("POST", "/", [], b"{}", keep=True) as got:
+            assert await got.read() == b"ok"
+            await transport.close()
+        assert not transport._connections._idle
+        assert server.connections == 1
+
+
+async def test_what_is_no_name() -> None:
+    """A host that cannot be a name is nobody's crash."""
+    transport = Transport("http://a..b", connect_timeout=2, silence_timeout=2)
+    with pytest.raises(BackendAbsentError, match="no name"):
+        await once(transport)
+    await transport.close()
+
+
+async def test_silence_after_a_promise_is_silence() -> None:
+    """An informational answer is none: who says no more after it times out."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n")
+        await reader.read()
+
+    async with raw_server(handle) as server:
+        transport = Transport(server.url, connect_timeout=2, silence_timeout=0.05)
+        with pytest.raises(BackendTimeoutError):
+            await once(transport)
+        await transport.close()

@@ -349,7 +349,7 @@ def test_why_there_is_no_room() -> None:
         (Refusal.FORGOTTEN, math.inf),
         (Refusal.WRITE_BUDGET, 500),
         (Refusal.TOO_LARGE, 500),
-        (Refusal.PINS_FULL, 500),
+        (Refusal.PINS_FULL, 0),
         (Refusal.DISK_FULL, 500),
         (Refusal.NO_DIRECTORY, 0),
         (Refusal.UNDELETED, 0),
