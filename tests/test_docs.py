@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import shutil
@@ -28,6 +29,7 @@ from proxy.errors import ConfigError, SlotkeeperError
 from proxy.reload import LIVE
 from proxy.server.actions import Actions
 from proxy.server.gate import OWN
+from proxy.telemetry.logs import LEVELS
 from proxy.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
@@ -44,6 +46,7 @@ DOCUMENTS = [
 ]
 README_LINES = 300
 SETTINGS = {f"{s}.{name}" for s, part in Config() for name in type(part).model_fields}
+LOGS = {**{name: name for name in LEVELS}, "exception": "error"}  # the level of each method
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -68,6 +71,44 @@ def slotkeeper_commands() -> Iterator[tuple[dict[str, str], list[str]]]:
     for variables, words in map(split, commands()):
         if words[0] == "slotkeeper":
             yield variables, words[1:]
+
+
+def levels(code: ast.AST) -> list[str]:
+    """Of the methods of a ``log`` that are named in it."""
+    return [
+        LOGS[node.attr]
+        for node in ast.walk(code)
+        if isinstance(node, ast.Attribute) and node.attr in LOGS
+        if isinstance(node.value, ast.Name) and node.value.id in ("log", "_log")
+    ]
+
+
+def logged(source: str) -> dict[str, set[str]]:
+    """The events of a module, with their levels; one that cannot be found is an error."""
+    tree = ast.parse(source)
+    nodes = list(ast.walk(tree))
+    assigned = [node for node in nodes if isinstance(node, ast.Assign)]
+    chosen = {ast.unparse(one.targets[0]): at for one in assigned if (at := levels(one.value))}
+    found: dict[str, set[str]] = {}
+    direct: list[str] = []
+    for call in nodes:
+        if not isinstance(call, ast.Call):
+            continue
+        direct += (here := levels(call.func))
+        if named := here or chosen.get(ast.unparse(call.func)):
+            assert isinstance(call.args[0], ast.Constant), ast.unparse(call)
+            found.setdefault(str(call.args[0].value), set()).update(named)
+    assert len(direct) + sum(map(len, chosen.values())) == len(levels(tree))
+    return found
+
+
+def every_event() -> dict[str, set[str]]:
+    """What the proxy logs, with the levels."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "proxy").rglob("*.py"):
+        for event, at in logged(path.read_text(encoding="utf-8")).items():
+            found.setdefault(event, set()).update(at)
+    return found
 
 
 def test_every_reason_and_mode_is_explained() -> None:
@@ -113,6 +154,19 @@ def test_every_label_is_listed() -> None:
             assert f"`{label}`" in row, (family, label)
 
 
+def test_every_event_of_the_log_is_explained_and_no_other() -> None:
+    """The page of the log has one row for each event, with its levels, and what it means."""
+    made = every_event()
+    assert made["mode"] == {"info", "warning"}  # the method is chosen before it is called
+    lines = [line for line in PAGES["log"].splitlines() if line.startswith("| `")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert all(len(row) == len(("event", "level", "means", "do")) and row[2] for row in rows)
+    assert sorted((event, level) for event, level, *_ in rows) == sorted(
+        (f"`{event}`", ", ".join(level for level in LEVELS if level in at))
+        for event, at in made.items()
+    )
+
+
 def test_every_rule_is_listed() -> None:
     """The table of rules is the one the proxy has, in its order, with its defaults."""
     row = re.compile(r"^\| `([\w-]+)` \| (.*) \| (.*) \| (on|known|off) \|$", re.MULTILINE)
@@ -130,7 +184,7 @@ def test_every_setting_that_is_named_exists() -> None:
     """Settings are written as the configuration knows them."""
     named = re.findall(r"`((?:server|backend|cache|normalise)\.\w+)[ `]", FOR_USERS)
     assert named
-    assert set(named) <= SETTINGS
+    assert set(named) - every_event().keys() <= SETTINGS
 
 
 def test_every_setting_is_listed(tmp_path: Path) -> None:
