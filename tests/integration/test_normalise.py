@@ -314,7 +314,7 @@ async def test_a_rule_that_raises(
         raise ValueError(CANARY)
 
     broken = tuple(
-        replace(rule, apply=boom) if rule.name == "replay" else rule for rule in rules._LEDGER
+        replace(rule, apply=boom) if rule.name == "tail-note" else rule for rule in rules._LEDGER
     )
     raw = orjson.dumps({"messages": [user(part("hello"))], "max_tokens": 4})
     fake.requests.clear()
@@ -323,7 +323,7 @@ async def test_a_rule_that_raises(
         assert (await proxy.ask(CHAT, raw)).status == 200
     assert asked(fake)[0].body.startswith(raw[:-1])
     assert proxy.metric('faults_total{where="normalise"}') == 1
-    assert proxy.metric('rules_total{outcome="fault",rule="replay"}') == 1
+    assert proxy.metric('rules_total{outcome="fault",rule="tail-note"}') == 1
     assert (await proxy.ask(CHAT, {"messages": [user(part("again"))]})).status == 200
     assert asked(fake)[1].json["messages"] == [user("again")]
 
