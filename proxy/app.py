@@ -335,7 +335,6 @@ class App:
                 gone = [row.id]
             for one in gone:
                 self._written.gone(one)
-        self.metrics.conversations.set(len(self._book))
         log.info("ledger.opened", conversations=len(self._book), dropped=self.ledger.dropped)
 
     def _history_file(self) -> Path | None:

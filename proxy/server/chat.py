@@ -172,21 +172,14 @@ class Chat:
         if not exchange.call.stream:
             yield
             return
-        loop, interval, tasks = asyncio.get_running_loop(), self.ping_interval, []
-
-        def begin() -> None:
-            pings = exchange.client.pings(exchange.events, interval, self._recorder.ping)
-            tasks.append(loop.create_task(pings, name="pings"))
-
-        timer = loop.call_later(interval, begin)  # most answers are over by then
+        pings = exchange.client.pings(exchange.events, self.ping_interval, self._recorder.ping)
+        task = asyncio.get_running_loop().create_task(pings, name="pings")
         try:
             yield
         finally:
-            timer.cancel()
-            for task in tasks:
-                task.cancel()
-                with suppress(asyncio.CancelledError, ConnectionError):
-                    await task
+            task.cancel()
+            with suppress(asyncio.CancelledError, ConnectionError):
+                await task
 
     async def _send(self, exchange: Exchange, lease: Lease) -> web.StreamResponse:
         """Send the request into its slot and relay the answer in the form the client asked for."""

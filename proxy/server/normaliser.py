@@ -5,7 +5,7 @@ Never in the way: a fault sends the original, counted (DESIGN.md rule 10).
 
 from __future__ import annotations
 
-import os
+import secrets
 from collections import deque
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -150,6 +150,7 @@ class Normaliser:
         self._book = book
         self._ledger = ledger
         self._metrics = metrics
+        metrics.conversations.set_function(lambda: len(book))
         self._clock = clock
         self.on = on
         self._shadow = shadow
@@ -266,7 +267,6 @@ class Normaliser:
         self._forgotten.append(conversation)
         if found:
             self._ledger.gone(conversation)
-            self._metrics.conversations.set(len(self._book))
         return found
 
     def _normalise(self, turn: Turn, origin: Conversation, on: frozenset[str]) -> None:
@@ -290,7 +290,7 @@ class Normaliser:
         """What the request belongs to if it turns out to be new."""
         seed = namespace + f"{self._served.model}\0{turn.call.model}".encode()
         return Conversation(
-            id=os.urandom(ID_BYTES).hex(),
+            id=secrets.token_hex(ID_BYTES),
             namespace=blake2b(seed, digest_size=KEY_BYTES, person=b"conversation").digest(),
             client=turn.client,
             used=self._clock(),
@@ -308,7 +308,6 @@ class Normaliser:
 
     def _keep(self, row: Conversation) -> bool:
         """False when that failed."""
-        count = len(self._book)
         try:
             for gone in self._book.keep(row):
                 self._ledger.gone(gone)
@@ -316,9 +315,6 @@ class Normaliser:
         except Exception as error:  # noqa: BLE001 - rule 10
             self._fault(error)
             return False
-        finally:
-            if len(self._book) != count:
-                self._metrics.conversations.set(len(self._book))
         return True
 
     def _fault(self, error: BaseException, *, rule: str = "") -> None:
