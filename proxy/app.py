@@ -31,7 +31,7 @@ from proxy.server.count import Count
 from proxy.server.dry_run import DryRun
 from proxy.server.events import Hub
 from proxy.server.explainer import Explainer
-from proxy.server.gate import gate
+from proxy.server.gate import check
 from proxy.server.normaliser import Normaliser, Nowhere
 from proxy.server.pages import Pages
 from proxy.server.passthrough import Passthrough
@@ -194,12 +194,8 @@ class App:
         pages = Pages()
         self._live.rules = live.rules(self._config, public=pages.paths)
         self._live.chat, self._live.normaliser = chat, normaliser
-        app = web.Application(
-            client_max_size=server.max_body,
-            middlewares=[self._deadline.heard, gate(lambda: self._live.rules)],
-        )
-        envelope.install(app)
-        app.middlewares.insert(0, recorder.observe)
+        app = web.Application(client_max_size=server.max_body, middlewares=[recorder.observe])
+        envelope.install(app, self._deadline.heard, lambda one: check(one, self._live.rules))
         count = Count(self.backend, passthrough, counter, recorder.density)
         view = self._view(normaliser, recorder)
         self._hub = self._live.hub = Hub(view)

@@ -6,8 +6,9 @@ cookie jar, invented, sent twice or taken from the environment.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Collection, Iterable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aiohttp import ClientError, ClientPayloadError
@@ -47,7 +48,14 @@ OWNER = "x-slotkeeper-owner"  # of a request, for drivers; the proxy's own, neve
 WHOLE = "x-slotkeeper-whole"  # likewise: its client gets nothing before the answer's end
 # Expect: answered where it arrives. X-Conversation-Id: makes llama-server go on generating after
 # the connection is closed, so nothing could be cancelled (llama-server.md 1.13).
-NOT_FORWARDED = frozenset({"host", "content-length", "expect", "x-conversation-id", OWNER, WHOLE})
+NOT_FORWARDED = HOP_BY_HOP | {
+    "host",
+    "content-length",
+    "expect",
+    "x-conversation-id",
+    OWNER,
+    WHOLE,
+}
 WITH_BODY = frozenset({"PATCH", "POST", "PUT"})  # a length is said even if there is none
 INFORMATIONAL = frozenset({100, *range(102, 200)})  # another answer follows
 READ_AHEAD = 2**16  # bytes of an answer before the backend has to wait for a slow client
@@ -60,7 +68,8 @@ def forward_headers(headers: Iterable[tuple[str, str]], drop: Collection[str] = 
     Taken out: hop-by-hop headers and those ``Connection`` names (RFC 9110 7.6.1),
     ``Content-Length`` (set anew from the body), ``NOT_FORWARDED``, and the names in ``drop``.
     """
-    return _without(headers, NOT_FORWARDED.union(name.lower() for name in drop))
+    gone = NOT_FORWARDED.union([name.lower() for name in drop]) if drop else NOT_FORWARDED
+    return _without(list(headers), gone)
 
 
 def answer_headers(headers: Iterable[tuple[str, str]]) -> Headers:
@@ -68,19 +77,15 @@ def answer_headers(headers: Iterable[tuple[str, str]]) -> Headers:
 
     Whoever sends on another body than the one received must drop ``Content-Length``.
     """
-    return _without(headers, frozenset())
+    return _without(list(headers), HOP_BY_HOP)
 
 
-def _without(headers: Iterable[tuple[str, str]], drop: frozenset[str]) -> Headers:
-    pairs = list(headers)
-    named = {
-        token.strip().lower()
-        for name, value in pairs
-        if name.lower() == "connection"
-        for token in value.split(",")
-    }
-    drop = drop | HOP_BY_HOP | named
-    return [(name, value) for name, value in pairs if name.lower() not in drop]
+def _without(headers: Headers, drop: frozenset[str]) -> Headers:
+    """Without what ``Connection`` names, too."""
+    named = [value for name, value in headers if name.lower() == "connection"]
+    if named:
+        drop = drop.union([token.strip().lower() for token in ",".join(named).split(",")])
+    return [(name, value) for name, value in headers if name.lower() not in drop]
 
 
 class Answer:
@@ -143,43 +148,8 @@ class Transport:
         if not target.startswith("/") or not target.isprintable() or " " in target:
             raise ValueError("a request target starts with / and holds no blanks")
         head = self._head(method, target, headers, body, keep=keep)
-        return self._send(method, head, body, keep=keep)
-
-    @asynccontextmanager
-    async def _send(
-        self, method: str, head: bytes, body: bytes | None, *, keep: bool
-    ) -> AsyncIterator[Answer]:
-        connection = await self._connections.take()
-        answered = False
-        try:
-            try:
-                self._write(connection, method, head, body or b"")
-                answer = await _answer(connection)
-                answered = True
-            except FAILURES as error:
-                raise _named(error) from error
-            yield answer
-        finally:
-            # One whose answer is still to come would give it to the next request.
-            self._connections.give(connection, keep=keep and answered)
-
-    def _write(self, connection: Connection, method: str, head: bytes, body: bytes) -> None:
-        connection.set_response_params(
-            skip_payload=method == "HEAD",
-            read_until_eof=True,
-            auto_decompress=False,
-            read_timeout=self._silence,
-            read_bufsize=READ_AHEAD,
-        )
-        writer = connection.transport
-        if writer is None:
-            raise ConnectionResetError
-        if len(body) <= COPIED:
-            writer.write(head + body)
-        else:
-            writer.write(head)
-            writer.write(body)
-        connection.start_timeout()
+        bodiless = method == "HEAD"
+        return _Sent(self._connections, head, body or b"", self._silence, bodiless, keep)
 
     def _head(
         self, method: str, target: str, headers: Headers, body: bytes | None, *, keep: bool
@@ -200,12 +170,54 @@ class Transport:
         await self._connections.close()
 
 
-async def _answer(connection: Connection) -> Answer:
-    while True:
-        message, content = await connection.read()
-        if message.code not in INFORMATIONAL:
-            return Answer(message, content)
-        connection.start_timeout()  # what came so far is no answer
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """One request and its connection; ``bodiless``: so is its answer."""
+
+    connections: Connections
+    head: bytes = field(repr=False)
+    body: bytes = field(repr=False)
+    silence: float
+    bodiless: bool
+    keep: bool
+    connection: Connection = field(init=False)
+
+    async def __aenter__(self) -> Answer:
+        connection = self.connection = await self.connections.take()
+        try:
+            self._write(connection)
+            while True:
+                message, content = await connection.read()
+                if message.code not in INFORMATIONAL:
+                    return Answer(message, content)
+                connection.start_timeout()  # what came so far is no answer
+        except BaseException as error:
+            # One whose answer is still to come would give it to the next request.
+            self.connections.give(connection, keep=False)
+            if isinstance(error, FAILURES):
+                raise _named(error) from error
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self.connections.give(self.connection, keep=self.keep)
+
+    def _write(self, connection: Connection) -> None:
+        connection.set_response_params(
+            skip_payload=self.bodiless,
+            read_until_eof=True,
+            auto_decompress=False,
+            read_timeout=self.silence,
+            read_bufsize=READ_AHEAD,
+        )
+        writer = connection.transport
+        if writer is None:
+            raise ConnectionResetError
+        if len(self.body) <= COPIED:
+            writer.write(self.head + self.body)
+        else:
+            writer.write(self.head)
+            writer.write(self.body)
+        connection.start_timeout()
 
 
 FAILURES = (ClientError, HttpProcessingError, OSError)

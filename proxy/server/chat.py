@@ -10,7 +10,6 @@ counted and the request goes on as if there were no cache.
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,8 +29,6 @@ from proxy.server.record import CLIENT_LEFT, Exchange, why_refused
 from proxy.server.relay import OK, Relay, without
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from proxy.backends.base import Backend, Upstream
     from proxy.core.queue import Lease
     from proxy.dialects.base import Call, Dialect
@@ -93,23 +90,11 @@ class Chat:
 
     async def run(self, exchange: Exchange) -> web.StreamResponse:
         """From a parsed request to the last byte of its answer."""
-        call, request = exchange.call, exchange.request
-        if call.chat:
-            call = self._normalised(exchange)
+        call = self._normalised(exchange) if exchange.call.chat else exchange.call
         prompt = self._prompt(exchange)
         need = Need(prompt, wanted=call.id_slot, wide=call.wide, cache=call.cache)
-        exact = partial(self._exact, exchange, prompt)
         try:
-            leased = self._scheduler.lease(need, exact, exchange.grant)
-            async with self._alive(exchange), leased as lease:
-                exchange.lease = lease
-                lease.tainted = not call.store and call.cache
-                lease.storable = call.store and NO_STORE not in request.headers
-                try:
-                    return await self._send(exchange, lease)
-                finally:
-                    if exchange.turn and self._normaliser.forgotten(exchange.turn):
-                        lease.storable = False
+            return await self._leased(exchange, need)
         except SlotkeeperError as error:
             exchange.status, exchange.failure = error.status, error.message
             if not exchange.client.begun:
@@ -121,6 +106,25 @@ class Chat:
             raise
         finally:
             self._done(exchange)
+
+    async def _leased(self, exchange: Exchange, need: Need) -> web.StreamResponse:
+        """Wait for a slot, and use it."""
+        call, client = exchange.call, exchange.client
+        exact = partial(self._exact, exchange, need.prompt)
+        if call.stream:  # from its arrival on: a queue is silent too
+            client.ping_in_silence(exchange.events, self.ping_interval, self._recorder.ping)
+        try:
+            async with self._scheduler.lease(need, exact, exchange.grant) as lease:
+                exchange.lease = lease
+                lease.tainted = not call.store and call.cache
+                lease.storable = call.store and NO_STORE not in exchange.request.headers
+                try:
+                    return await self._send(exchange, lease)
+                finally:
+                    if exchange.turn and self._normaliser.forgotten(exchange.turn):
+                        lease.storable = False
+        finally:
+            await client.quiet()
 
     async def dialect(self, path: str) -> Dialect | None:
         """By which the path is read; None for what the backend alone understands."""
@@ -166,26 +170,11 @@ class Chat:
         tokens = await self._counter.exact(exchange.dialect.rendered(exchange.call))
         return replace(prompt, tokens=tokens)
 
-    @asynccontextmanager
-    async def _alive(self, exchange: Exchange) -> AsyncIterator[None]:
-        """Pings for a client that streams, from its arrival on: a queue is silent too."""
-        if not exchange.call.stream:
-            yield
-            return
-        pings = exchange.client.pings(exchange.events, self.ping_interval, self._recorder.ping)
-        task = asyncio.get_running_loop().create_task(pings, name="pings")
-        try:
-            yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError, ConnectionError):
-                await task
-
     async def _send(self, exchange: Exchange, lease: Lease) -> web.StreamResponse:
         """Send the request into its slot and relay the answer in the form the client asked for."""
         request = exchange.request
         body = exchange.dialect.upstream(exchange.call, lease.slot, fresh=self._doubtful(lease))
-        headers = keys.upstream(request, OURS)
+        headers = keys.upstream(request, OURS, whose=exchange.namespace)
         headers.append(("Content-Type", "application/json"))
         headers += [] if exchange.call.stream else [(WHOLE, "1")]
         target = exchange.call.path or request.raw_path

@@ -8,29 +8,25 @@ guard: the keep-alive timer runs until the next one is complete.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
-from aiohttp import web
+if TYPE_CHECKING:
+    from aiohttp import web
 
 _TICKS = 4
 
 
 class HeaderDeadline:
-    """``heard`` belongs among the app's middlewares, ``watch`` runs beside the server."""
+    """``heard`` is told every request, ``watch`` runs beside the server."""
 
     def __init__(self, seconds: float) -> None:
         """``seconds``: the deadline; a connection may live half as long again."""
         self._seconds = seconds
         self._heard: set[object] = set()
 
-        @web.middleware
-        async def heard(
-            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-        ) -> web.StreamResponse:
-            self._heard.add(request.protocol)
-            return await handler(request)
-
-        self.heard = heard
+    def heard(self, request: web.Request) -> None:
+        """Its connection got one out."""
+        self._heard.add(request.protocol)
 
     async def watch(self, server: web.Server) -> None:
         """Never returns; cancel it at the end. ``server`` is ``runner.server`` after ``setup``."""

@@ -1,13 +1,13 @@
-"""Outermost middleware: whatever goes wrong becomes one JSON envelope with a request id."""
+"""Around every request: the gate first, and whatever goes wrong becomes one JSON envelope."""
 
 from __future__ import annotations
 
 import socket
 import struct
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import structlog
@@ -26,6 +26,9 @@ from proxy.errors import (
 )
 from proxy.telemetry import logs
 
+if TYPE_CHECKING:
+    from aiohttp.typedefs import Middleware
+
 REQUEST_ID = web.RequestKey("request_id", str)
 ANTHROPIC = "/v1/messages"
 # Paths whose clients read errors of another shape than OpenAI's.
@@ -36,6 +39,7 @@ _SHAPES: Mapping[str, Callable[[int, Any], dict[str, Any]]] = {
 _BEGUN = web.RequestKey("begun", bool)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Check = Callable[[web.Request], None]
 
 # What aiohttp raises by itself, in our words.
 _KINDS: Mapping[int, type[SlotkeeperError]] = {
@@ -53,9 +57,13 @@ _KINDS: Mapping[int, type[SlotkeeperError]] = {
 _log = structlog.stdlib.get_logger("slotkeeper.server")
 
 
-def install(app: web.Application) -> None:
-    """Make ``envelope`` the outermost middleware and stamp every answer with its request id."""
-    app.middlewares.insert(0, envelope)
+def install(app: web.Application, *checks: Check) -> None:
+    """Add the envelope; every answer is stamped with its request id.
+
+    ``checks`` come before the handler and what they raise is answered like what it raises. They are
+    no middlewares: each of those is one more frame that every event of a stream goes through.
+    """
+    app.middlewares.append(_envelope(checks))
     app.on_response_prepare.append(_stamp)
 
 
@@ -72,41 +80,50 @@ def json_response(
     )
 
 
-@web.middleware
-async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
+def _envelope(checks: Sequence[Check]) -> Middleware:
     """Sets ``request[REQUEST_ID]``; turns exceptions into answers.
 
     Cancellation passes through. An error after the answer has begun cuts the connection: appended
     to a stream, an envelope would look like a complete answer.
     """
-    identity = request[REQUEST_ID] = logs.request_id(request.headers.get("X-Request-Id"))
-    structlog.contextvars.bind_contextvars(request_id=identity)  # each has a task of its own
-    try:
-        return await handler(request)
-    except SlotkeeperError as error:
-        answer = _refusal(request, error)
-        _note(request, answer.status, error.kind)
-    except web.HTTPException as error:
-        if error.status < HTTPStatus.BAD_REQUEST:
+
+    @web.middleware
+    async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
+        identity = request[REQUEST_ID] = logs.request_id(request.headers.get("X-Request-Id"))
+        structlog.contextvars.bind_contextvars(request_id=identity)  # each has a task of its own
+        try:
+            for check in checks:
+                check(request)
+            return await handler(request)
+        except ConnectionError:  # the client left, which is no fault
             raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
+            answer = _answered(request, error)
+        if request.get(_BEGUN):
+            _cut(request)
+        return answer
+
+    return envelope
+
+
+def _answered(request: web.Request, error: Exception) -> web.Response:
+    """What went wrong, as an answer. Raises what is none (a redirection)."""
+    kind = type(error).__name__
+    if isinstance(error, SlotkeeperError):
+        answer, kind = _refusal(request, error), error.kind
+    elif isinstance(error, web.HTTPException):
+        if error.status < HTTPStatus.BAD_REQUEST:
+            raise error
         answer = _translated(request, error)
-        _note(request, answer.status, type(error).__name__)
-    except web.RequestPayloadError as error:
+    elif isinstance(error, web.RequestPayloadError):
         answer = _refusal(request, BadRequestError("The request body is broken."))
-        _note(request, answer.status, type(error).__name__)
-    except ConnectionError:  # the client left, which is no fault
-        raise
-    except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
-        answer = _refusal(
-            request,
-            SlotkeeperError(
-                "An error inside Slotkeeper.",
-                hint=f"Its log has the details under request id {identity}.",
-            ),
-        )
-        _log.exception("unexpected error", method=request.method, error=type(error).__name__)
-    if request.get(_BEGUN):
-        _cut(request)
+    else:
+        hint = f"Its log has the details under request id {request[REQUEST_ID]}."
+        answer = _refusal(request, SlotkeeperError("An error inside Slotkeeper.", hint=hint))
+        _log.exception("unexpected error", method=request.method, error=kind)
+        return answer
+    level = _log.warning if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR else _log.info
+    level("refused", method=request.method, status=answer.status, kind=kind)
     return answer
 
 
@@ -161,8 +178,3 @@ def _translated(request: web.Request, error: web.HTTPException) -> web.Response:
     answer = _shaped(request, body, error.status, kept)
     answer.force_close()
     return answer
-
-
-def _note(request: web.Request, status: int, kind: str) -> None:
-    level = _log.warning if status >= HTTPStatus.INTERNAL_SERVER_ERROR else _log.info
-    level("refused", method=request.method, status=status, kind=kind)

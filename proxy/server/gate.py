@@ -9,9 +9,9 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import lru_cache
 from urllib.parse import unquote, urlsplit
 
 from aiohttp import HttpVersion10, HttpVersion11, web
@@ -25,9 +25,6 @@ from proxy.errors import (
     UnsupportedMediaError,
     UpgradeRefusedError,
 )
-
-if TYPE_CHECKING:
-    from aiohttp.typedefs import Middleware
 
 OWN = "/_slotkeeper"
 _API = f"{OWN}/api/"
@@ -43,6 +40,7 @@ _STATEFUL = re.compile(
 _PLAIN_PATH = web.RequestKey("plain_path", str)
 _KEY_TAKEN = web.RequestKey("key_taken", bool)
 _KEY_HEADERS = frozenset({"authorization", "x-api-key"})
+REMEMBERED = 256  # paths and hosts that were looked at before
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +60,19 @@ class GateRules:
         object.__setattr__(self, "names", frozenset(names))
 
 
-def gate(rules: Callable[[], GateRules]) -> Middleware:
-    """The middleware; to be put right inside the envelope. ``rules`` gives those in force."""
-
-    @web.middleware
-    async def check(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        now = rules()
-        for rule in _RULES:
-            rule(request, now)
-        return await handler(request)
-
-    return check
+def check(request: web.Request, rules: GateRules) -> None:
+    """To be asked right inside the envelope, before anything of the body is read."""
+    for rule in _RULES:
+        rule(request, rules)
 
 
-def client_headers(request: web.Request) -> list[tuple[str, str]]:
-    """The client's headers without a key that was meant for the proxy itself."""
-    taken = _KEY_HEADERS if request.get(_KEY_TAKEN) else frozenset()
-    return [(name, value) for name, value in request.headers.items() if name.lower() not in taken]
+def client_headers(request: web.Request, drop: Iterable[str] = ()) -> list[tuple[str, str]]:
+    """The client's headers without a key that was meant for the proxy itself.
+
+    ``drop``: names, in lower case, of others to leave out.
+    """
+    drop = {*drop, *_KEY_HEADERS} if request.get(_KEY_TAKEN) else {*drop}
+    return [(name, value) for name, value in request.headers.items() if name.lower() not in drop]
 
 
 def _framing(request: web.Request, _rules: GateRules) -> None:
@@ -93,10 +85,15 @@ def _framing(request: web.Request, _rules: GateRules) -> None:
 def _target(request: web.Request, _rules: GateRules) -> None:
     if not request.raw_path.startswith("/"):
         raise BadRequestError("The request target must be a path.")
-    segments = unquote(request.raw_path.partition("?")[0]).split("/")  # as the backend reads it
+    request[_PLAIN_PATH] = _plain(request.raw_path.partition("?")[0])
+
+
+@lru_cache(REMEMBERED)
+def _plain(path: str) -> str:
+    segments = unquote(path).split("/")  # as the backend reads it
     if ".." in segments:
         raise BadRequestError("The path must not contain '..'.")
-    request[_PLAIN_PATH] = "/".join([part for part in segments if part not in {"", "."}])
+    return "/".join([part for part in segments if part not in {"", "."}])
 
 
 def _host(request: web.Request, rules: GateRules) -> None:
@@ -117,6 +114,7 @@ def _host(request: web.Request, rules: GateRules) -> None:
     )
 
 
+@lru_cache(REMEMBERED)
 def _host_name(header: str) -> str:
     """Without port, brackets and trailing dot, in lower case."""
     match = re.fullmatch(
@@ -135,14 +133,16 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 def _upgrade(request: web.Request, _rules: GateRules) -> None:
     """``h2c`` alone is only an offer (every Java client makes it), and is ignored."""
-    offered = request.headers.get("Upgrade", "").strip().lower()
-    if offered not in {"", "h2c"}:
+    offered = request.headers.get("Upgrade")
+    if offered is not None and offered.strip().lower() not in {"", "h2c"}:
         raise UpgradeRefusedError("WebSocket and other upgrades are not proxied.")
 
 
 def _body(request: web.Request, rules: GateRules) -> None:
-    encodings = ",".join(request.headers.getall("Content-Encoding", []))
-    if any(name.strip().lower() not in {"", "identity"} for name in encodings.split(",")):
+    encodings = ",".join(request.headers.getall("Content-Encoding", ()))
+    if encodings and any(
+        name.strip().lower() not in {"", "identity"} for name in encodings.split(",")
+    ):
         raise UnsupportedMediaError(
             "Compressed request bodies are not read.", hint="Send it without Content-Encoding."
         )

@@ -31,12 +31,19 @@ def key_of(headers: Mapping[str, str]) -> str:
     return bearer or headers.get("X-Api-Key", "")
 
 
-def upstream(request: web.Request, drop: Collection[str] = ()) -> list[tuple[str, str]]:
+def namespace(request: web.Request) -> bytes:
+    """A digest of ``client_key``: no key is kept in what is remembered; 16 bytes."""
+    return blake2b(client_key(request).encode(), digest_size=16).digest()
+
+
+def upstream(
+    request: web.Request, drop: Collection[str] = (), *, whose: bytes | None = None
+) -> list[tuple[str, str]]:
     """The client's headers for the driver, those of the lower-case names ``drop`` left out.
 
-    One more says whose request it is, also where the key ends here. No driver sends it on.
+    One more says whose request it is (``whose``: its ``namespace``, where that is known), also
+    where the key ends here. No driver sends it on.
     """
-    headers = client_headers(request)
-    kept = [(n, v) for n, v in headers if n.lower() not in drop and n.lower() != OWNER]
-    whose = blake2b(client_key(request).encode(), digest_size=16).hexdigest()
-    return [*kept, (OWNER, whose)]
+    headers = client_headers(request, (*drop, OWNER))
+    headers.append((OWNER, (whose or namespace(request)).hex()))
+    return headers

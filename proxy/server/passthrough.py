@@ -77,8 +77,8 @@ class Passthrough:
 
     async def body(self, request: web.Request) -> bytes:
         """The request's body, within a time: a broken chunk would hang the read for good."""
-        if request.content.is_eof():  # it is here already
-            return await request.read()
+        if request.content.is_eof() and request.content_length is not None:
+            return request.content.read_nowait()  # all here, and no larger than the gate allows
         try:
             async with asyncio.timeout(self._body_timeout):
                 return await request.read()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -63,7 +62,7 @@ class Exchange:
         self.request_id: str = request[REQUEST_ID]
         self.dialect = dialect
         self.call = call
-        self.namespace = blake2b(keys.client_key(request).encode(), digest_size=16).digest()
+        self.namespace = keys.namespace(request)
         self.started = now
         self.status = 0
         self.granted: Lease | None = None  # its slot may still have to be made ready

@@ -7,6 +7,7 @@ exists because the proxy asked for it (progress) is taken out by the dialect's f
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -44,6 +45,8 @@ class Client:
         self._first: float | None = None
         self._writing = asyncio.Lock()
         self._response: web.StreamResponse | None = None
+        self._timer: asyncio.TimerHandle | None = None  # for the next ping
+        self._ping: asyncio.Task[None] | None = None
         self.headers: list[tuple[str, str]] = [("Content-Type", "text/event-stream")]
 
     @property
@@ -79,18 +82,38 @@ class Client:
             self._first = self._clock()
         await self.write(data)
 
-    async def pings(
+    def ping_in_silence(
         self, events: EventFilter, interval: float, on_ping: Callable[[], None]
     ) -> None:
-        """Until cancelled: an event of the client's own protocol per ``interval`` of silence.
+        """An event of the client's own protocol per ``interval`` s of silence, until ``quiet``.
 
         Comments would not do: several clients do not count them (clients.md 5).
         """
-        while True:
-            await asyncio.sleep(max(0.0, self._wrote + interval - self._clock()))
-            if self._clock() - self._wrote >= interval:
-                on_ping()
-                await self.write(events.ping())
+        loop = asyncio.get_running_loop()
+
+        def due() -> None:
+            silent = self._clock() - self._wrote
+            if silent >= interval:
+                silent = 0.0
+                if self._ping is None or self._ping.done():
+                    on_ping()
+                    self._ping = loop.create_task(self._pinged(events.ping()), name="ping")
+            self._timer = loop.call_later(interval - silent, due)
+
+        self._timer = loop.call_later(interval, due)
+
+    async def quiet(self) -> None:
+        """No more pings."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._ping is not None:
+            self._ping.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._ping
+
+    async def _pinged(self, event: bytes) -> None:
+        with suppress(ConnectionError):  # who answers will be told
+            await self.write(event)
 
 
 class Relay:

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from proxy.server import envelope
 from proxy.server.connections import HeaderDeadline
 
 
@@ -21,7 +22,8 @@ async def test_silent_connections_are_closed(sent: bytes) -> None:
         await finish.wait()
         return web.Response(text="done")
 
-    app = web.Application(middlewares=[guard.heard])
+    app = web.Application()
+    envelope.install(app, guard.heard)
     app.router.add_get("/", slow)
     async with TestServer(app, host="127.0.0.1") as server:
         assert server.runner is not None

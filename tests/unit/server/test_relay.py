@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -214,16 +213,10 @@ def test_without() -> None:
 
 
 class Ping:
-    """An event filter that only pings, ``limit`` times; then its caller is told to stop."""
-
-    def __init__(self, limit: int) -> None:
-        self.left = limit
+    """An event filter that only pings."""
 
     def ping(self) -> bytes:
         """The next one."""
-        self.left -= 1
-        if self.left < 0:
-            raise asyncio.CancelledError
         return encode(b"ping")
 
 
@@ -231,6 +224,12 @@ async def test_headers_leave_once_and_writers_take_turns() -> None:
     """Pings and events written at the same time come whole, after one set of headers."""
     notes: list[str] = []
     counted: list[int] = []
+    fourth = asyncio.Event()
+
+    def ping() -> None:
+        counted.append(1)
+        if len(counted) == 4:
+            fourth.set()
 
     async def handler(request: web.Request) -> web.StreamResponse:
         def note() -> str:
@@ -239,9 +238,9 @@ async def test_headers_leave_once_and_writers_take_turns() -> None:
 
         client = Client(request, note)
         assert not client.begun
-        pings = client.pings(Ping(3), 0.001, lambda: counted.append(1))  # type: ignore[arg-type]
-        with suppress(asyncio.CancelledError):
-            await pings
+        client.ping_in_silence(Ping(), 0.001, ping)  # type: ignore[arg-type]
+        await fourth.wait()
+        await client.quiet()  # three have gone; the fourth was about to
         assert client.first_after() is None
         await asyncio.gather(*(client.relay(encode(b"event" * 100)) for _ in range(50)))
         assert (client.first_after() or 0.0) > 0
