@@ -1,6 +1,6 @@
 """The figures: through the proxy beside direct, in one run, on the real engine.
 
-``python -m tests.bench overhead`` first token on a hot slot, proxy against direct against direct
+``python -m tests.bench overhead`` first token on a hot slot: proxy, direct twice, a bare relay
 ``python -m tests.bench forward``  default llama-server flags: equal answers, no foreign canary
 ``python -m tests.bench chain``    event-loop time of parse, normalise, chain and lookup, 150 kB
 """
@@ -24,6 +24,7 @@ import orjson
 
 from proxy.engine import Engine, EngineOptions, bundled_model
 from tests.bench_hot import measured
+from tests.bench_relay import relay_before
 from tests.real.proxies import ProxyProcess, ask
 from tests.real.test_conversations import prose
 
@@ -89,25 +90,27 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def overhead(n: int = 200, threads: int = 1) -> None:
-    """Alternating in one run: direct, proxy, direct again.
+    """Alternating in one run: direct, proxy, direct again, a relay that does nothing else.
 
     One engine thread: with as many as there are cores the engine spins on all of them, and what
     is measured is how the scheduler of the machine divides them between engine, proxy and client.
+    The relay tells what Python and aiohttp cost on this machine, whatever is done with them.
     """
-    with rig(context=4096, threads=threads) as both:
+    with rig(context=4096, threads=threads) as both, relay_before(both.engine.url) as relay:
         messages = [{"role": "user", "content": prose(700, 1)}]
         request = {"messages": messages, "max_tokens": 4, "temperature": 0, "stream": True}
         body = orjson.dumps(request)
         pinned = orjson.dumps({**request, "id_slot": 0})
         slot = ask(both.proxy.url, CHAT, {**request, "stream": False}).headers["x-slotkeeper"]
         assert "slot=0" in slot
-        ports = {"direct": both.engine.port, "proxy": both.proxy.port, "control": both.engine.port}
+        here, there = both.engine.port, both.proxy.port
+        ports = {"direct": here, "proxy": there, "control": here, "relay": relay}
         arms: dict[str, Callable[[], float]] = {
             name: partial(
                 first_token,
                 http.client.HTTPConnection("127.0.0.1", port, timeout=60),
                 body if name == "proxy" else pinned,
-                {} if name == "proxy" else {"Connection": "close"},
+                {"Connection": "close"} if port == here else {},
             )
             for name, port in ports.items()
         }
@@ -116,13 +119,13 @@ def overhead(n: int = 200, threads: int = 1) -> None:
                 arm()
         times: dict[str, list[float]] = {name: [] for name in arms}
         for turn in range(n):
-            order = list(arms)[turn % 3 :] + list(arms)[: turn % 3]
+            order = list(arms)[turn % len(arms) :] + list(arms)[: turn % len(arms)]
             for name in order:
                 times[name].append(arms[name]())
         for name, values in times.items():
             p50, p99 = percentile(values, 0.5), percentile(values, 0.99)
             say(f"{name:8} p50 {p50:7.2f} ms  p99 {p99:7.2f} ms")
-        for name in ("proxy", "control"):
+        for name in ("proxy", "control", "relay"):
             gaps = [a - b for a, b in zip(times[name], times["direct"], strict=True)]
             p50, p99 = percentile(gaps, 0.5), percentile(gaps, 0.99)
             say(f"{name} - direct: p50 {p50:+.2f} ms  p99 {p99:+.2f} ms  (n={n})")

@@ -66,7 +66,9 @@ class Parser:
             buffer = self._rest
         events: list[Event] = []
         start = 0
-        while (end := self._find_end(buffer, start, max(start, searched))) > 0:
+        while (
+            start < len(buffer) and (end := self._find_end(buffer, start, max(start, searched))) > 0
+        ):
             events.append(self._cut(bytes(buffer[start:end])))
             start = end
         if start or buffer is chunk:

@@ -58,7 +58,7 @@ class Count:
         try:
             call = self._dialect.parse(raw)
         except Unreadable:
-            return await self._passthrough.handle(request)
+            return await self._passthrough.handle(request, raw)
         if _COUNTER in await self._backend.lacks():
             return await self._estimated(call)
         headers = [*keys.upstream(request, _DROP), ("Content-Type", "application/json")]

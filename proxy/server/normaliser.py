@@ -5,7 +5,7 @@ Never in the way: a fault sends the original, counted (DESIGN.md rule 10).
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections import deque
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -290,7 +290,7 @@ class Normaliser:
         """What the request belongs to if it turns out to be new."""
         seed = namespace + f"{self._served.model}\0{turn.call.model}".encode()
         return Conversation(
-            id=secrets.token_hex(ID_BYTES),
+            id=os.urandom(ID_BYTES).hex(),
             namespace=blake2b(seed, digest_size=KEY_BYTES, person=b"conversation").digest(),
             client=turn.client,
             used=self._clock(),

@@ -60,9 +60,10 @@ class Passthrough:
         self._scheduler = scheduler
         self._backend = backend
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Any request the routes name nowhere else."""
-        body = await self.body(request) if request.body_exists else None
+    async def handle(self, request: web.Request, body: bytes | None = None) -> web.StreamResponse:
+        """Any request the routes name nowhere else; ``body``: where it was read already."""
+        if body is None and request.body_exists:
+            body = await self.body(request)
         if request.method in READ_ONLY or request.path in NOT_COMPUTING:
             try:
                 return await self._forward(request, body, Reason.PASS)
@@ -76,9 +77,16 @@ class Passthrough:
                 self._scheduler.lost()  # an admin changed a slot behind our back
 
     async def body(self, request: web.Request) -> bytes:
-        """The request's body, within a time: a broken chunk would hang the read for good."""
-        if request.content.is_eof() and request.content_length is not None:
-            return request.content.read_nowait()  # all here, and no larger than the gate allows
+        """The request's body, within a time: a broken chunk would hang the read for good.
+
+        To be read once: a second time nothing would be there (``RuntimeError``).
+        """
+        size = request.content_length
+        if request.content.is_eof() and size is not None:
+            body = request.content.read_nowait()  # all here, and no larger than the gate allows
+            if len(body) != size:
+                raise RuntimeError("the body was read before")
+            return body
         try:
             async with asyncio.timeout(self._body_timeout):
                 return await request.read()

@@ -43,8 +43,9 @@ class Client:
         self._clock = asyncio.get_running_loop().time
         self._came = self._wrote = self._clock()
         self._first: float | None = None
-        self._writing = asyncio.Lock()
+        self._beginning = asyncio.Lock()
         self._response: web.StreamResponse | None = None
+        self._prepared = False
         self._timer: asyncio.TimerHandle | None = None  # for the next ping
         self._ping: asyncio.Task[None] | None = None
         self.headers: list[tuple[str, str]] = [("Content-Type", "text/event-stream")]
@@ -59,8 +60,20 @@ class Client:
         return None if self._first is None else self._first - self._came
 
     async def write(self, data: bytes) -> web.StreamResponse:
-        """Send bytes, the headers first if need be. Waits while the client reads slowly."""
-        async with self._writing:
+        """Send bytes, the headers first if need be. Waits while the client reads slowly.
+
+        Whole events of several writers do not mix: one goes out before anything is waited for.
+        """
+        response = self._response if self._prepared else None
+        if response is None:
+            response = await self._begin()
+        if data:
+            await response.write(data)
+        self._wrote = self._clock()
+        return response
+
+    async def _begin(self) -> web.StreamResponse:
+        async with self._beginning:
             response = self._response
             if response is None:
                 response = self._response = web.StreamResponse(status=OK)
@@ -71,16 +84,13 @@ class Client:
                 response.headers.setdefault("Cache-Control", "no-cache")
                 response.headers["X-Slotkeeper"] = self._note()
                 await response.prepare(self._request)
-            if data:
-                await response.write(data)
-            self._wrote = self._clock()
+                self._prepared = True
             return response
 
-    async def relay(self, data: bytes) -> None:
-        """Events of the backend."""
+    def answers(self) -> None:
+        """The backend's own first event, or a later one, is about to be written."""
         if self._first is None:
             self._first = self._clock()
-        await self.write(data)
 
     def ping_in_silence(
         self, events: EventFilter, interval: float, on_ping: Callable[[], None]
@@ -139,12 +149,12 @@ class Relay:
         client.headers = without(upstream.headers, ("content-length",))
         parser = Parser()
         while chunk := await upstream.read_some():
-            out = bytearray()
-            for event in self._events(parser, chunk):
-                out += events.wire(event)
+            out = b"".join([events.wire(event) for event in self._events(parser, chunk)])
             self._observe(events)
-            if out:  # an opening that says no more than the reuse is no first token
-                await (client.relay if events.prefilled else client.write)(bytes(out))
+            if out:
+                if events.prefilled:  # an opening that says no more than the reuse is no token
+                    client.answers()
+                await client.write(out)
             elif not client.begun and self._lease.cache_n is not None:
                 await client.write(b"")  # the reuse is known: the headers travel while it computes
         if parser.pending:
@@ -197,9 +207,11 @@ class Relay:
             events = parser.feed(chunk)
         except ValueError as error:
             raise _broken(str(error)) from error
-        self._lease.expects |= any(CALLED in event.data for event in events)
-        if self._payloads is not None:
-            self._payloads += [event.data for event in events if not event.comment_only]
+        for event in events:
+            if CALLED in event.data:
+                self._lease.expects = True
+            if self._payloads is not None and not event.comment_only:
+                self._payloads.append(event.data)
         return events
 
     def _observe(self, events: EventFilter) -> None:

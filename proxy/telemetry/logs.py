@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
-import secrets
 import sys
 import traceback
 from collections import deque
@@ -35,7 +35,7 @@ def request_id(incoming: str | None) -> str:
     """The client's own id where it is harmless in logs and headers, else a new one."""
     if incoming is not None and re.fullmatch(r"[A-Za-z0-9._-]{1,64}", incoming):
         return incoming
-    return secrets.token_hex(_ID_BYTES)
+    return os.urandom(_ID_BYTES).hex()
 
 
 def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

@@ -242,7 +242,8 @@ async def test_headers_leave_once_and_writers_take_turns() -> None:
         await fourth.wait()
         await client.quiet()  # three have gone; the fourth was about to
         assert client.first_after() is None
-        await asyncio.gather(*(client.relay(encode(b"event" * 100)) for _ in range(50)))
+        client.answers()
+        await asyncio.gather(*(client.write(encode(b"event" * 100)) for _ in range(50)))
         assert (client.first_after() or 0.0) > 0
         client.headers = [("X-Late", "1")]
         return await client.write(b"")
