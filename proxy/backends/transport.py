@@ -180,7 +180,7 @@ class _Sent:
     silence: float
     bodiless: bool
     keep: bool
-    connection: Connection = field(init=False)
+    connection: Connection = field(init=False, repr=False)
 
     async def __aenter__(self) -> Answer:
         connection = self.connection = await self.connections.take()

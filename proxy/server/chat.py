@@ -226,6 +226,7 @@ class Chat:
         exchange.failure = why_refused(body)
         if exchange.turn and exchange.turn.altered and _may_be_ours(exchange, upstream, body):
             return await self._unaltered(exchange, lease, exchange.turn)
+        await exchange.client.quiet()  # no ping between this look and the headers
         if exchange.client.begun:
             return await exchange.client.write(exchange.events.fail(body))
         refusal = exchange.events.whole(upstream.status, body)

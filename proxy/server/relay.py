@@ -46,6 +46,7 @@ class Client:
         self._beginning = asyncio.Lock()
         self._response: web.StreamResponse | None = None
         self._prepared = False
+        self._writers = 0
         self._timer: asyncio.TimerHandle | None = None  # for the next ping
         self._ping: asyncio.Task[None] | None = None
         self.headers: list[tuple[str, str]] = [("Content-Type", "text/event-stream")]
@@ -65,10 +66,14 @@ class Client:
         Whole events of several writers do not mix: one goes out before anything is waited for.
         """
         response = self._response if self._prepared else None
-        if response is None:
-            response = await self._begin()
-        if data:
-            await response.write(data)
+        self._writers += 1
+        try:
+            if response is None:
+                response = await self._begin()
+            if data:
+                await response.write(data)
+        finally:
+            self._writers -= 1
         self._wrote = self._clock()
         return response
 
@@ -83,6 +88,7 @@ class Client:
                 response.headers["X-Accel-Buffering"] = "no"
                 response.headers.setdefault("Cache-Control", "no-cache")
                 response.headers["X-Slotkeeper"] = self._note()
+            if not self._prepared:
                 await response.prepare(self._request)
                 self._prepared = True
             return response
@@ -105,7 +111,7 @@ class Client:
             silent = self._clock() - self._wrote
             if silent >= interval:
                 silent = 0.0
-                if self._ping is None or self._ping.done():
+                if not self._writers:  # else it is the client that does not read
                     on_ping()
                     self._ping = loop.create_task(self._pinged(events.ping()), name="ping")
             self._timer = loop.call_later(interval - silent, due)

@@ -13,7 +13,10 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
+from aiohttp import web
 
+from proxy.server.chat import Chat
+from proxy.server.record import Exchange
 from tests.integration.conftest import Serve
 from tests.integration.fake_faults import Kind
 from tests.integration.fake_llama_server import FakeLlamaServer
@@ -159,6 +162,26 @@ async def test_no_pings_for_whole_answers(serve: Serve, fake: FakeLlamaServer) -
         await event(answer)
         stall.release.set()
     assert (await quiet).json["choices"][0]["message"]["content"]
+
+
+async def test_no_ping_behind_a_refusal(
+    serve: Serve, fake: FakeLlamaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is clear that the answer is a refusal, no ping may send other headers before it."""
+    proxy = await serve()
+    fake.fail("error", on=CHAT, status=400)
+    armed: list[bool] = []
+    refused = Chat._refused
+
+    async def watched(self: Chat, exchange: Exchange, *rest: Any) -> web.StreamResponse:
+        answer = await refused(self, exchange, *rest)
+        timer = exchange.client._timer
+        armed.append(timer is None or not timer.cancelled())
+        return answer
+
+    monkeypatch.setattr(Chat, "_refused", watched)
+    assert (await proxy.ask(CHAT, chat("hello", stream=True))).status == 400
+    assert armed == [False]
 
 
 LOST: dict[str, Kind] = {"reset": "reset", "cut": "cut", "die": "die", "cut-late": "cut"}

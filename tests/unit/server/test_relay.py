@@ -220,6 +220,45 @@ class Ping:
         return encode(b"ping")
 
 
+async def test_no_pings_for_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an event waits for its client to read, the silence is not the backend's."""
+    order: list[str] = []
+    pinged, released = asyncio.Event(), asyncio.Event()
+
+    def release() -> None:
+        order.append("released")
+        released.set()
+
+    def ping() -> None:
+        order.append("ping")
+        pinged.set()
+
+    class Stuck(web.StreamResponse):
+        async def write(self, data: bytes) -> None:  # type: ignore[override]
+            await released.wait()
+            await super().write(data)
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        client = Client(request, lambda: "")
+        client.ping_in_silence(Ping(), 0.001, ping)  # type: ignore[arg-type]
+        asyncio.get_running_loop().call_later(0.02, release)
+        await client.write(encode(b"event"))
+        await pinged.wait()
+        await client.quiet()
+        return await client.write(b"")
+
+    monkeypatch.setattr(web, "StreamResponse", Stuck)
+    app = web.Application()
+    app.router.add_get("/", handler)
+    async with TestServer(app, host="127.0.0.1") as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        assert encode(b"event") in await reader.read()
+        writer.close()
+        await writer.wait_closed()
+    assert order[:2] == ["released", "ping"]
+
+
 async def test_headers_leave_once_and_writers_take_turns() -> None:
     """Pings and events written at the same time come whole, after one set of headers."""
     notes: list[str] = []
