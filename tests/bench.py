@@ -81,6 +81,7 @@ def first_token(
     while line := answer.readline():
         if not took and line.startswith(b"data: {") and b'"content":"' in line:
             took = (time.perf_counter() - started) * 1000
+    assert took, "no text came"
     return took
 
 

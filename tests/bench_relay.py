@@ -28,7 +28,8 @@ async def serve(port: int, url: str) -> None:
             body = await request.read()
             kind = {"Content-Type": request.headers["Content-Type"]}
             async with session.post(url + request.path, data=body, headers=kind) as answer:
-                response = web.StreamResponse(headers={"Content-Type": answer.content_type})
+                kind = {"Content-Type": answer.content_type}
+                response = web.StreamResponse(status=answer.status, headers=kind)
                 await response.prepare(request)
                 async for chunk in answer.content.iter_any():
                     await response.write(chunk)

@@ -172,7 +172,7 @@ class Transport:
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """One request and its connection; ``bodiless``: so is its answer."""
+    """One request and its connection; ``bodiless``: its answer has no body (HEAD)."""
 
     connections: Connections
     head: bytes = field(repr=False)

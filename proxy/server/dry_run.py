@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -56,7 +55,7 @@ class Question:
     @property
     def namespace(self) -> bytes:
         """What keeps clients of other keys apart."""
-        return blake2b(keys.key_of(self.headers).encode(), digest_size=16).digest()
+        return keys.namespace(self.headers)
 
     @property
     def raw(self) -> bytes:

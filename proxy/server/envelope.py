@@ -81,7 +81,7 @@ def json_response(
 
 
 def _envelope(checks: Sequence[Check]) -> Middleware:
-    """Sets ``request[REQUEST_ID]``; turns exceptions into answers.
+    """The middleware: sets ``request[REQUEST_ID]`` and turns exceptions into answers.
 
     Cancellation passes through. An error after the answer has begun cuts the connection: appended
     to a stream, an envelope would look like a complete answer.

@@ -40,7 +40,7 @@ _STATEFUL = re.compile(
 _PLAIN_PATH = web.RequestKey("plain_path", str)
 _KEY_TAKEN = web.RequestKey("key_taken", bool)
 _KEY_HEADERS = frozenset({"authorization", "x-api-key"})
-REMEMBERED = 256  # paths and hosts that were looked at before
+_REMEMBERED = 64  # paths and hosts that were looked at before
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def _target(request: web.Request, _rules: GateRules) -> None:
     request[_PLAIN_PATH] = _plain(request.raw_path.partition("?")[0])
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(_REMEMBERED)
 def _plain(path: str) -> str:
     segments = unquote(path).split("/")  # as the backend reads it
     if ".." in segments:
@@ -114,7 +114,7 @@ def _host(request: web.Request, rules: GateRules) -> None:
     )
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(_REMEMBERED)
 def _host_name(header: str) -> str:
     """Without port, brackets and trailing dot, in lower case."""
     match = re.fullmatch(

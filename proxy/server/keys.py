@@ -20,20 +20,19 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 
-def client_key(request: web.Request) -> str:
-    """What tells one client from another: conversations never cross keys."""
-    return key_of(request.headers)
-
-
 def key_of(headers: Mapping[str, str]) -> str:
-    """The key in ``headers``, which are found whatever their case; ``""`` for none."""
+    """What tells one client from another: conversations never cross keys; ``""`` for none.
+
+    ``headers`` are found whatever their case.
+    """
     bearer = headers.get("Authorization", "").removeprefix("Bearer ")
     return bearer or headers.get("X-Api-Key", "")
 
 
-def namespace(request: web.Request) -> bytes:
-    """A digest of ``client_key``: no key is kept in what is remembered; 16 bytes."""
-    return blake2b(client_key(request).encode(), digest_size=16).digest()
+def namespace(headers: Mapping[str, str]) -> bytes:
+    """A digest of the key in them: no key is kept in what is remembered; 16 bytes."""
+    key = key_of(headers).encode("utf-8", "surrogateescape")  # headers may hold any byte
+    return blake2b(key, digest_size=16).digest()
 
 
 def upstream(
@@ -45,5 +44,5 @@ def upstream(
     where the key ends here. No driver sends it on.
     """
     headers = client_headers(request, (*drop, OWNER))
-    headers.append((OWNER, (whose or namespace(request)).hex()))
+    headers.append((OWNER, (whose or namespace(request.headers)).hex()))
     return headers

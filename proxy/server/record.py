@@ -62,7 +62,7 @@ class Exchange:
         self.request_id: str = request[REQUEST_ID]
         self.dialect = dialect
         self.call = call
-        self.namespace = keys.namespace(request)
+        self.namespace = keys.namespace(request.headers)
         self.started = now
         self.status = 0
         self.granted: Lease | None = None  # its slot may still have to be made ready

@@ -63,7 +63,8 @@ class Client:
     async def write(self, data: bytes) -> web.StreamResponse:
         """Send bytes, the headers first if need be. Waits while the client reads slowly.
 
-        Whole events of several writers do not mix: one goes out before anything is waited for.
+        Events of several writers do not mix: once the headers have left, each is handed on whole
+        before anything is waited for.
         """
         response = self._response if self._prepared else None
         self._writers += 1
@@ -93,7 +94,7 @@ class Client:
                 self._prepared = True
             return response
 
-    def answers(self) -> None:
+    def answering(self) -> None:
         """The backend's own first event, or a later one, is about to be written."""
         if self._first is None:
             self._first = self._clock()
@@ -111,15 +112,17 @@ class Client:
             silent = self._clock() - self._wrote
             if silent >= interval:
                 silent = 0.0
+                if self._ping is not None and self._ping.done() and self._ping.exception():
+                    return  # ``quiet`` will raise it
                 if not self._writers:  # else it is the client that does not read
                     on_ping()
-                    self._ping = loop.create_task(self._pinged(events.ping()), name="ping")
+                    self._ping = loop.create_task(self._pinged(events), name="ping")
             self._timer = loop.call_later(interval - silent, due)
 
         self._timer = loop.call_later(interval, due)
 
     async def quiet(self) -> None:
-        """No more pings."""
+        """No more pings. Raises what a ping raised, unless its client had left."""
         if self._timer is not None:
             self._timer.cancel()
         if self._ping is not None:
@@ -127,9 +130,9 @@ class Client:
             with suppress(asyncio.CancelledError):
                 await self._ping
 
-    async def _pinged(self, event: bytes) -> None:
+    async def _pinged(self, events: EventFilter) -> None:
         with suppress(ConnectionError):  # who answers will be told
-            await self.write(event)
+            await self.write(events.ping())
 
 
 class Relay:
@@ -158,8 +161,8 @@ class Relay:
             out = b"".join([events.wire(event) for event in self._events(parser, chunk)])
             self._observe(events)
             if out:
-                if events.prefilled:  # an opening that says no more than the reuse is no token
-                    client.answers()
+                if events.prefilled:  # an opening that only tells the reuse is no first token
+                    client.answering()
                 await client.write(out)
             elif not client.begun and self._lease.cache_n is not None:
                 await client.write(b"")  # the reuse is known: the headers travel while it computes

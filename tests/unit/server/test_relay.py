@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
+from aiohttp.test_utils import TestServer, make_mocked_request
 
 from proxy.core.placement import Option
 from proxy.core.queue import Kind, Lease
@@ -259,6 +259,24 @@ async def test_no_pings_for_a_client_that_does_not_read(monkeypatch: pytest.Monk
     assert order[:2] == ["released", "ping"]
 
 
+async def test_a_ping_that_fails_is_the_last() -> None:
+    """What it raised is raised where pings end, and nothing is lost in the event loop."""
+    counted: list[int] = []
+    twice = asyncio.Event()
+
+    class Broken(Ping):
+        def ping(self) -> bytes:
+            raise ValueError("broken")
+
+    client = Client(make_mocked_request("GET", "/"), lambda: "")
+    client.ping_in_silence(Broken(), 0.001, lambda: counted.append(1))  # type: ignore[arg-type]
+    asyncio.get_running_loop().call_later(0.02, twice.set)
+    await twice.wait()
+    with pytest.raises(ValueError, match="broken"):
+        await client.quiet()
+    assert counted == [1]
+
+
 async def test_headers_leave_once_and_writers_take_turns() -> None:
     """Pings and events written at the same time come whole, after one set of headers."""
     notes: list[str] = []
@@ -281,7 +299,7 @@ async def test_headers_leave_once_and_writers_take_turns() -> None:
         await fourth.wait()
         await client.quiet()  # three have gone; the fourth was about to
         assert client.first_after() is None
-        client.answers()
+        client.answering()
         await asyncio.gather(*(client.write(encode(b"event" * 100)) for _ in range(50)))
         assert (client.first_after() or 0.0) > 0
         client.headers = [("X-Late", "1")]

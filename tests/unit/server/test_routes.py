@@ -102,7 +102,14 @@ def test_what_computes_nothing_is_no_cached_path() -> None:
 )
 def test_whose_request(headers: dict[str, str], key: str) -> None:
     """Clients are told apart by what they send as a key, in whichever header."""
-    assert keys.client_key(make_mocked_request("POST", "/", headers=headers)) == key
+    assert keys.key_of(make_mocked_request("POST", "/", headers=headers).headers) == key
+    assert keys.namespace(headers) == keys.namespace({"X-Api-Key": key})
+
+
+def test_any_byte_may_be_in_a_key() -> None:
+    """Such a client has a namespace like others, and not one with others."""
+    found = {keys.namespace({"X-Api-Key": key}) for key in ("\udcff", "\udcfe", "?", "")}
+    assert len(found) == 4
 
 
 def test_headers_for_the_driver() -> None:
