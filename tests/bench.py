@@ -1,6 +1,6 @@
 """The figures: through the proxy beside direct, in one run, on the real engine.
 
-``python -m tests.bench overhead`` first token on a hot slot: proxy, direct twice, a bare relay
+``python -m tests.bench overhead`` first token on a hot slot: proxy, direct twice, bare relays
 ``python -m tests.bench forward``  default llama-server flags: equal answers, no foreign canary
 ``python -m tests.bench chain``    event-loop time of parse, normalise, chain and lookup, 150 kB
 """
@@ -8,13 +8,14 @@
 from __future__ import annotations
 
 import http.client
+import random
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ import orjson
 
 from proxy.engine import Engine, EngineOptions, bundled_model
 from tests.bench_hot import measured
-from tests.bench_relay import relay_before
+from tests.bench_relay import KINDS, yardstick
 from tests.real.proxies import ProxyProcess, ask
 from tests.real.test_conversations import prose
 
@@ -91,13 +92,13 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def overhead(n: int = 200, threads: int = 1) -> None:
-    """Alternating in one run: direct, proxy, direct again, a relay that does nothing else.
+    """In one run, in a changing order: direct twice, proxy, and two relays that decide nothing.
 
     One engine thread: with as many as there are cores the engine spins on all of them, and what
     is measured is how the scheduler of the machine divides them between engine, proxy and client.
-    The relay tells what Python and aiohttp cost on this machine, whatever is done with them.
+    The relays tell what a hop, Python and aiohttp cost on this machine, whatever is done there.
     """
-    with rig(context=4096, threads=threads) as both, relay_before(both.engine.url) as relay:
+    with rig(context=4096, threads=threads) as both, ExitStack() as stack:
         messages = [{"role": "user", "content": prose(700, 1)}]
         request = {"messages": messages, "max_tokens": 4, "temperature": 0, "stream": True}
         body = orjson.dumps(request)
@@ -105,7 +106,8 @@ def overhead(n: int = 200, threads: int = 1) -> None:
         slot = ask(both.proxy.url, CHAT, {**request, "stream": False}).headers["x-slotkeeper"]
         assert "slot=0" in slot
         here, there = both.engine.port, both.proxy.port
-        ports = {"direct": here, "proxy": there, "control": here, "relay": relay}
+        ports = {"direct": here, "proxy": there, "control": here}
+        ports |= {kind: stack.enter_context(yardstick(kind, here)) for kind in KINDS}
         arms: dict[str, Callable[[], float]] = {
             name: partial(
                 first_token,
@@ -119,17 +121,18 @@ def overhead(n: int = 200, threads: int = 1) -> None:
             for _ in range(5):
                 arm()
         times: dict[str, list[float]] = {name: [] for name in arms}
-        for turn in range(n):
-            order = list(arms)[turn % len(arms) :] + list(arms)[: turn % len(arms)]
+        order, chance = list(arms), random.Random(n)
+        for _ in range(n):
+            chance.shuffle(order)
             for name in order:
                 times[name].append(arms[name]())
         for name, values in times.items():
-            p50, p99 = percentile(values, 0.5), percentile(values, 0.99)
-            say(f"{name:8} p50 {p50:7.2f} ms  p99 {p99:7.2f} ms")
-        for name in ("proxy", "control", "relay"):
-            gaps = [a - b for a, b in zip(times[name], times["direct"], strict=True)]
-            p50, p99 = percentile(gaps, 0.5), percentile(gaps, 0.99)
-            say(f"{name} - direct: p50 {p50:+.2f} ms  p99 {p99:+.2f} ms  (n={n})")
+            gaps = [a - b for a, b in zip(values, times["direct"], strict=True)]
+            own, beside = (
+                f"p50 {percentile(x, 0.5):6.2f} ms, p99 {percentile(x, 0.99):6.2f} ms"
+                for x in (values, gaps)
+            )
+            say(f"{name:9} {own}; - direct: {beside}  (n={n})")
 
 
 def differs(direct: dict[str, Any], proxied: dict[str, Any]) -> str:
