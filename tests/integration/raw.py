@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+
+from tests.listening import listening
 
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 
@@ -26,21 +28,17 @@ class RawServer:
     url: str = ""
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                for line in head.lower().split(b"\r\n"):
-                    if line.startswith(b"content-length:"):
-                        await reader.readexactly(int(line.partition(b":")[2]))
-                if head.split()[1].decode() == self.target:
-                    self.heads.append(head)
-                    await self._answer(writer)
-                    break
-                writer.write(NOT_FOUND)
-                await writer.drain()
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            for line in head.lower().split(b"\r\n"):
+                if line.startswith(b"content-length:"):
+                    await reader.readexactly(int(line.partition(b":")[2]))
+            if head.split()[1].decode() == self.target:
+                self.heads.append(head)
+                await self._answer(writer)
+                break
+            writer.write(NOT_FOUND)
+            await writer.drain()
 
     async def _answer(self, writer: asyncio.StreamWriter) -> None:
         for number, piece in enumerate(self.pieces):
@@ -57,13 +55,11 @@ async def raw_server(pieces: Iterable[bytes], *, gated: bool = False) -> AsyncIt
     raw = RawServer(pieces=pieces)
     if not gated:
         raw.gate.set()
-    server = await asyncio.start_server(raw._serve, "127.0.0.1", 0)
-    raw.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
-        yield raw
+        async with listening(raw._serve) as raw.url:
+            yield raw
     finally:
         raw.gate.set()
-        server.close()
 
 
 def chunked(*parts: bytes) -> bytes:

@@ -24,13 +24,12 @@ from tests.emulators.fastflowlm.process import Process
 from tests.emulators.fastflowlm.records import Record
 from tests.emulators.fastflowlm.routes import ROUTES
 from tests.emulators.fastflowlm.transport import Connection, Request, TooLarge, watching
+from tests.listening import arrived
 
 PARSE_ERROR = (
     "[json.exception.parse_error.101] parse error at line 1, column 1: syntax error while "
     "parsing value - unexpected end of input"
 )
-
-LATE_TURNS = 8  # of the event loop: asyncio's own steps from accept to our call-back, and to spare
 
 
 class Emulator(Process):
@@ -83,8 +82,7 @@ class Emulator(Process):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._connections.clear()
-        for _ in range(LATE_TURNS):  # what was just being accepted arrives, and is closed
-            await asyncio.sleep(0)
+        await arrived()  # and is closed
 
     async def restart(self) -> None:
         """A new process in the place of one that crashed, or was to go."""

@@ -3,51 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import orjson
 
-Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+from tests.listening import Handler, listening
 
 
 @dataclass
 class RawServer:
-    """``handler`` speaks, once per connection; the connection ends when it returns."""
+    """Speaks by ``handler``, once per connection; the connection ends when that returns."""
 
     handler: Handler
     url: str = ""
     connections: int = 0
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Called by asyncio for each connection."""
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
         self.connections += 1
-        self.tasks.append(asyncio.create_task(self._serve(reader, writer)))
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await self.handler(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the client left, which many tests are about
-        finally:
-            writer.close()
+        await self.handler(reader, writer)
 
 
 @asynccontextmanager
 async def raw_server(handler: Handler) -> AsyncIterator[RawServer]:
     """Listening on a free port of the loopback interface."""
     raw = RawServer(handler)
-    server = await asyncio.start_server(raw.accept, "127.0.0.1", 0)
-    raw.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
+    async with listening(raw.serve) as raw.url:
         yield raw
-    finally:
-        server.close()
-        for task in raw.tasks:
-            task.cancel()
-        await asyncio.gather(*raw.tasks, return_exceptions=True)
 
 
 async def read_request(reader: asyncio.StreamReader) -> bytes:

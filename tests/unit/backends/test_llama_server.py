@@ -11,7 +11,8 @@ import pytest
 
 from proxy.backends.llama_server import LlamaServer
 from proxy.errors import BackendBrokenError, BackendRefusedError
-from tests.unit.backends.raw import Handler, by_path, http, raw_server, saying
+from tests.listening import Handler
+from tests.unit.backends.raw import by_path, http, raw_server, saying
 
 MARKER = "<__media_NeclExHObt5h4X72hKOjewtXVmFgIDjq__>"
 PROPS: dict[str, Any] = {

@@ -12,7 +12,8 @@ import pytest
 from proxy.backends.openai_compatible import OpenAICompatible, stripped, timed
 from proxy.core.sse import encode
 from proxy.errors import BackendBrokenError, BackendRefusedError, BackendUnreachableError
-from tests.unit.backends.raw import Handler, by_path, http, raw_server, saying
+from tests.listening import Handler
+from tests.unit.backends.raw import by_path, http, raw_server, saying
 
 CHAT = "/v1/chat/completions"
 EVENTS = "Content-Type: text/event-stream\r\n"
