@@ -13,26 +13,35 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 LATE_TURNS = 8  # of the event loop: asyncio's own steps from accept to our call-back, and to spare
 
 
-async def arrived() -> None:
-    """What was just being accepted when a server stopped listening has reached it."""
+async def unlisten(server: asyncio.Server, turn: Callable[[], None] = lambda: None) -> None:
+    """Stop listening; what was just being accepted reaches its protocol first.
+
+    Closed at once, asyncio (3.11) would leave open what it accepted one turn of the loop before.
+    ``turn`` is called at each turn.
+    """
+    for listener in server.sockets:
+        asyncio.get_running_loop().remove_reader(listener)
     for _ in range(LATE_TURNS):
+        turn()
         await asyncio.sleep(0)
+    server.close()
 
 
-def abort(server: web.Server) -> None:
-    """Break every connection of it."""
-    for connection in list(server.connections):
-        if connection.transport is not None:
-            connection.transport.abort()
+async def killed(runner: web.AppRunner) -> None:
+    """Every connection breaks, as with kill -9; one that is just being accepted, too."""
 
+    def abort() -> None:
+        for connection in list(runner.server.connections) if runner.server else ():
+            if connection.transport is not None:
+                connection.transport.abort()
 
-async def cleaned(runner: web.AppRunner) -> None:
-    """As ``runner.cleanup()``; what arrives only after that is closed, too."""
-    server = runner.server
-    assert server is not None
+    abort()
+    for site in list(runner.sites):
+        server = getattr(site, "_server", None)
+        assert isinstance(server, asyncio.Server)
+        await unlisten(server, abort)
+    abort()
     await runner.cleanup()
-    await arrived()
-    abort(server)
 
 
 @asynccontextmanager
@@ -56,8 +65,7 @@ async def listening(handler: Handler) -> AsyncIterator[str]:
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
-        server.close()
-        await arrived()
+        await unlisten(server)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

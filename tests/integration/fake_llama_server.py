@@ -27,7 +27,7 @@ from tests.integration import fake_engine
 from tests.integration.fake_answers import MODEL, Answer, limit_of, prompts_of
 from tests.integration.fake_engine import FakeEngine, FakeSlot
 from tests.integration.fake_faults import At, Fault, Kind, Seen, as_error, as_json, matches
-from tests.listening import abort, cleaned
+from tests.listening import killed
 from tests.state_files import state_bytes
 
 NO_STATE = "Unable to restore slot: No available space in KV cache or invalid slot save file"
@@ -99,9 +99,7 @@ class FakeLlamaServer:
         runner, self._runner = self._runner, None
         if runner is None:
             return
-        assert runner.server is not None
-        abort(runner.server)
-        await cleaned(runner)
+        await killed(runner)
 
     async def restart(self, **changes: Any) -> None:
         """Die and come back."""

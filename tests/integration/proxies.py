@@ -19,7 +19,7 @@ from proxy.config import Backend, Cache, Config, Server
 from proxy.core.records import Mode
 from tests.integration.fake_faults import Seen
 from tests.integration.fake_llama_server import FakeLlamaServer
-from tests.listening import abort, arrived, cleaned
+from tests.listening import killed
 
 CHAT = "/v1/chat/completions"
 DONE = b"[DONE]"
@@ -141,11 +141,7 @@ class Proxy:
         """As after a signal; once."""
         if not self.stopped:
             self.stopped = True
-            server = self.app._runner.server if self.app._runner else None
             await self.app.stop()
-            if server is not None:
-                await arrived()
-                abort(server)
 
     async def kill(self) -> None:
         """As kill -9 leaves things: nothing is drained, nothing saved."""
@@ -155,7 +151,7 @@ class Proxy:
         await asyncio.wait(self.app._tasks)
         self.app._tasks.clear()
         assert self.app._runner is not None
-        await cleaned(self.app._runner)
+        await killed(self.app._runner)
         await self._lose_unwritten()
         await self.app.backend.close()
         if self.app.store is not None:

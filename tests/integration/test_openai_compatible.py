@@ -12,7 +12,7 @@ from aiohttp import web
 from proxy.core.records import Mode
 from tests.integration.conftest import Serve
 from tests.integration.proxies import CHAT, chat
-from tests.listening import cleaned
+from tests.listening import killed
 
 KNOWN = {"messages", "model", "max_tokens", "stream", "stream_options", "temperature"}
 USAGE = {
@@ -60,7 +60,7 @@ async def toy() -> AsyncIterator[str]:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await cleaned(runner)
+    await killed(runner)
 
 
 async def test_it_only_sees_what_it_knows(serve: Serve, toy: str) -> None:

@@ -24,7 +24,7 @@ from tests.emulators.fastflowlm.process import Process
 from tests.emulators.fastflowlm.records import Record
 from tests.emulators.fastflowlm.routes import ROUTES
 from tests.emulators.fastflowlm.transport import Connection, Request, TooLarge, watching
-from tests.listening import arrived
+from tests.listening import unlisten
 
 PARSE_ERROR = (
     "[json.exception.parse_error.101] parse error at line 1, column 1: syntax error while "
@@ -73,8 +73,6 @@ class Emulator(Process):
     async def stop(self) -> None:
         """End as a killed process does."""
         self.stopping.set()
-        if self._server is not None:
-            self._server.close()
         for connection in list(self._connections):
             connection.abort()
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
@@ -82,7 +80,8 @@ class Emulator(Process):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._connections.clear()
-        await arrived()  # and is closed
+        if self._server is not None:
+            await unlisten(self._server)
 
     async def restart(self) -> None:
         """A new process in the place of one that crashed, or was to go."""
