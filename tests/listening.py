@@ -48,8 +48,8 @@ async def killed(runner: web.AppRunner) -> None:
 async def listening(handler: Handler) -> AsyncIterator[str]:
     """The URL of a free loopback port where ``handler`` speaks, once per connection.
 
-    A connection ends with its handler. Until Python 3.12 asyncio leaves it open if the handler's
-    task is cancelled, even before its first step, which is why this does it.
+    A connection ends with its handler; what one raised is raised at the end. asyncio (3.11) leaves
+    it open if the handler's task is cancelled, even before its first step.
     """
     tasks: list[asyncio.Task[None]] = []
 
@@ -68,4 +68,7 @@ async def listening(handler: Handler) -> AsyncIterator[str]:
         await unlisten(server)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for failure in ended:
+        if isinstance(failure, Exception):
+            raise failure

@@ -57,3 +57,20 @@ async def test_every_connection_ends_with_the_server(
             assert late.recv(1) == b""
         except ConnectionResetError:
             assert turns < 2 or kind is not sockets  # not accepted, or killed
+
+
+async def test_what_a_handler_raises_fails_the_test() -> None:
+    """Not only the connection's end tells of it."""
+
+    async def handler(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        raise LookupError("a mistake in a test's server")
+
+    async def told() -> None:
+        async with listening(handler) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+            assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
+
+    with pytest.raises(LookupError, match="a mistake"):
+        await told()
